@@ -1,0 +1,64 @@
+"""Which normalisations stand around a branch?"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.residual.parameters import constant
+from resjax.residual.precision import exact
+
+
+@dataclass(frozen=True)
+class NormDefaults:
+    """What the name 'norm' means in a model, and how its norms are made.
+
+    Attributes:
+      kind: layernorm, rmsnorm or none.
+      eps: added to the variance or mean square.
+      gain: learn a gain per feature (from 1).
+      bias: learn a bias per feature (from 0); LayerNorm only.
+    """
+
+    kind: str = "layernorm"
+    eps: float = 1e-6
+    gain: bool = True
+    bias: bool = False
+
+
+class Norm(nnx.Module):
+    """LayerNorm, RMSNorm or L2 normalisation over the last axis.
+
+    Statistics are two-pass in float32 (or better, if the input is): the mean is taken out before squaring, since E[x^2] - E[x]^2
+    cancels where the mean is large against the spread (late Pre-LN streams).
+    """
+
+    def __init__(self, kind: str, width: int, defaults: NormDefaults):
+        self.kind = kind
+        self.eps = defaults.eps
+        self.gain = constant(1.0, (width,), "norm_scale") if defaults.gain and kind != "unit" else None
+        self.bias = constant(0.0, (width,), "norm_bias") if defaults.bias and kind == "layernorm" else None
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        """(..., width) -> (..., width) in ``dtype`` (the input's by default)."""
+        y = exact(x)
+        match self.kind:
+            case "layernorm":
+                y = y - jnp.mean(y, axis=-1, keepdims=True)
+                y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
+            case "rmsnorm":
+                y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
+            case "unit":
+                y = y * jax.lax.rsqrt(jnp.sum(jnp.square(y), axis=-1, keepdims=True) + self.eps**2)
+        if self.gain is not None:
+            y = y * self.gain[...].astype(y.dtype)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(y.dtype)
+        return y.astype(dtype or x.dtype)
+
+
+def build_norm(name: str | None, width: int, defaults: NormDefaults) -> Norm | None:
+    """The norm called ``name``; 'norm' is the model's own kind. None where there is to be none."""
+    kind = defaults.kind if name == "norm" else name
+    return None if kind in (None, "none") else Norm(kind, width, defaults)

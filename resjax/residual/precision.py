@@ -1,0 +1,34 @@
+"""How is a sum rounded to the stream's precision, on purpose and visibly to the compiler?"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+HALF = (jnp.bfloat16, jnp.float16)
+
+
+def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """``x`` rounded (nearest even) to the precision and range of ``dtype``, dtype unchanged.
+
+    Under jit XLA removes a pair of casts and keeps the excess precision; ``lax.reduce_precision`` it keeps.
+    """
+    info = jnp.finfo(dtype)
+    if info.bits >= jnp.finfo(x.dtype).bits and dtype not in HALF:
+        return x
+    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
+
+def total(*terms: jax.Array | None) -> jax.Array | None:
+    """The sum of the terms that are there (all of one dtype), rounded once per add to that dtype."""
+    present = [term for term in terms if term is not None]
+    if not present:
+        return None
+    result = present[0]
+    for term in present[1:]:
+        result = rounded(result + term, result.dtype)
+    return result
+
+
+def exact(x: jax.Array) -> jax.Array:
+    """At least float32, for statistics and norms."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
