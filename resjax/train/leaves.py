@@ -1,0 +1,94 @@
+"""What is each leaf of a tree called, and what is the tree's fingerprint? Paths and hashes that know no Flax class."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+
+def is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves by path (``params/stack/runs/0/...``), in the order of ``jax.tree.leaves``.
+
+    An ``nnx.Variable`` counts as the one leaf inside it, so that the name is the same for a State and for the plain
+    dict of it.
+
+    Raises:
+      ValueError: two leaves with one name (a key that contains '/').
+    """
+    leaves: dict[str, Any] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for leaf in jax.tree.leaves(node):
+            if name in leaves:
+                raise ValueError(f"two leaves are called '{name}'")
+            leaves[name] = leaf
+    return leaves
+
+
+def is_key(leaf: Any) -> bool:
+    """Is this a typed random key (or the abstract value of one)?"""
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_kind(leaf: Any) -> str:
+    """The generator of a typed key, concrete or abstract: 'threefry2x32', 'rbg', ..."""
+    kinds: list[Any] = []
+    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
+    return str(kinds[0])
+
+
+def signature(leaf: Any) -> list[Any]:
+    """[dtype, [sizes]] of an array or an abstract array, as in a checkpoint; of a key, dtype 'key:threefry2x32'."""
+    return [f"key:{key_kind(leaf)}" if is_key(leaf) else str(np.dtype(leaf.dtype)), list(leaf.shape)]
+
+
+def to_host(leaf: Any) -> np.ndarray:
+    """A copy in host memory; the words of a key. Copied, because a donated device buffer may be written again at once.
+
+    Raises:
+      TypeError: not an array.
+    """
+    if not hasattr(leaf, "dtype"):
+        raise TypeError(f"a {type(leaf).__name__} is not an array: {leaf!r}")
+    if is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if leaf.is_fully_replicated:
+            leaf = leaf.addressable_data(0)
+        else:  # spread over several hosts
+            from jax.experimental import multihost_utils
+
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.array(leaf)
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray], signatures: Mapping[str, list[Any]]) -> str:
+    """SHA-256 over host arrays in path order, each as path, dtype, shape and little-endian bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(arrays):
+        dtype, shape = signatures[path]
+        digest.update(f"{path}\0{dtype}\0{','.join(map(str, shape))}\0".encode())
+        array = np.ascontiguousarray(arrays[path])
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def tree_hash(tree: Any) -> str:
+    """SHA-256 of a tree of arrays, in path order: the same wherever the arrays lie.
+
+    ``param_hash`` is that of the parameters.
+    """
+    leaves = named(tree)
+    return fingerprint(
+        {path: to_host(leaf) for path, leaf in leaves.items()},
+        {path: signature(leaf) for path, leaf in leaves.items()},
+    )

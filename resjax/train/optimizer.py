@@ -1,0 +1,259 @@
+"""How does one step change each weight? Optimizers by name from optax, with decay, rates and orthogonalisation by role.
+
+Order of one update; the training step does 1 and 2, ``build`` the rest:
+
+    1. g = mean gradient over the accumulated micro-batches, with the loss scale divided out, in float32
+    2. g = g * clip_scale(global norm of g, clip)      the norm is wanted for the metrics anyway, so it is computed once
+    3. u = direction(g)                                Adam, momentum, Lion, or Muon on the matrices of blocks
+    4. u = u + weight_decay * w                        where the role says so; never coupled into the moments
+    5. w = w - lr(t) * multiplier(role) * u            the decay scales with the step, as with a rate of its own
+
+Everything is by role, never by rank: a stack of gains has two axes and is still not decayed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+
+from resjax.errors import Refused, nearest, not_one_of
+from resjax.residual import KERNEL_ROLES, ROLES, OptRule
+from resjax.train.leaves import is_variable, named
+from resjax.train.schedule import schedule
+
+DECAYED = frozenset(KERNEL_ROLES)
+ORTHOGONALISED = frozenset({"q", "k", "v", "write", "fc_in"})  # by Muon: the matrices of blocks
+
+# What each optimizer reads of the config, with its value where the config leaves the field unset. Any other field is
+# refused when set.
+FIELDS: dict[str, dict[str, float]] = {
+    "adamw": {"b1": 0.9, "b2": 0.95, "eps": 1e-8},
+    "sgd": {"momentum": 0.9},
+    "lion": {"b1": 0.9, "b2": 0.99},
+    # b1, b2: of Adam, for the weights that are not matrices of blocks
+    "muon": {"momentum": 0.95, "b1": 0.9, "b2": 0.95, "eps": 1e-8},
+}
+NAMES = tuple(FIELDS)
+_RANGES = {"b1": (0.0, 1.0), "b2": (0.0, 1.0), "momentum": (0.0, 1.0), "eps": (0.0, math.inf)}
+# Muon's step has this RMS whatever the matrix's shape (Liu et al. 2025, arXiv 2502.16982): about that of AdamW, so
+# that one learning rate serves the matrices and the rest.
+MUON_RMS = 0.2
+
+
+class Row(NamedTuple):
+    """What the optimizer does with one leaf, or with one part of a fused leaf whose parts are treated differently."""
+
+    path: str
+    role: str
+    shape: tuple[int, ...]
+    decayed: bool
+    lr: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One parameter leaf with its treatment, one entry a part."""
+
+    path: str
+    roles: tuple[str, ...]
+    shape: tuple[int, ...]
+    decay: tuple[bool, ...]
+    lr: tuple[float, ...]
+
+
+def _leaves(params: Any, rules: Mapping[str, OptRule] | None) -> list[_Leaf]:
+    rules = rules or {}
+    nodes = jax.tree.leaves(params, is_leaf=is_variable)
+    out = []
+    for path, node in zip(named(params), nodes, strict=True):
+        roles = getattr(node, "role", None)
+        if not roles:
+            raise Refused(f"parameter '{path}' has no role for the optimizer to go by; roles are {', '.join(ROLES)}")
+        asked = [(role, rules.get(role, OptRule())) for role in roles]
+        decay = tuple(role in DECAYED if rule.decay is None else rule.decay for role, rule in asked)
+        lr = tuple(float(rule.lr) for _, rule in asked)
+        out.append(_Leaf(path, tuple(roles), tuple(node.shape), decay, lr))
+    present = {role for leaf in out for role in leaf.roles}
+    for role, rule in rules.items():
+        known = sorted(present.union(ROLES))
+        if role not in known:
+            roles = ", ".join(known)
+            raise Refused(f"the optimizer rule for '{role}' names no role; roles are {roles}{nearest(role, known)}")
+        if not (math.isfinite(rule.lr) and rule.lr >= 0):
+            raise Refused(f"the optimizer rule for '{role}' has lr {rule.lr}; it must be a finite factor, 0 or above")
+    return out
+
+
+def _by_part(values: tuple[Any, ...]) -> Any:
+    """One value for the whole leaf where the parts agree, else an array to multiply a kernel (..., in, parts, out)."""
+    return values[0] if len(set(values)) == 1 else np.asarray(values, np.float32)[:, None]
+
+
+def decay_mask(params: Any, rules: Mapping[str, OptRule] | None = None) -> Any:
+    """Which weights decay, in the tree of ``params``: True or False, or (parts, 1) of 0 and 1 where parts differ."""
+    mask = [_by_part(leaf.decay) for leaf in _leaves(params, rules)]
+    return jax.tree.unflatten(jax.tree.structure(params), mask)
+
+
+def listing(params: Any, rules: Mapping[str, OptRule] | None = None) -> list[Row]:
+    """One row a leaf: path, role, shape, decayed, rate multiplier.
+
+    Parts of a fused leaf get rows of their own where they differ.
+    """
+    rows = []
+    for leaf in _leaves(params, rules):
+        if len(set(zip(leaf.decay, leaf.lr, strict=True))) == 1:
+            role = ",".join(dict.fromkeys(leaf.roles))
+            rows.append(Row(leaf.path, role, leaf.shape, leaf.decay[0], leaf.lr[0]))
+            continue
+        shape = leaf.shape[:-2] + leaf.shape[-1:]
+        for part, (role, decay, lr) in enumerate(zip(leaf.roles, leaf.decay, leaf.lr, strict=True)):
+            rows.append(Row(f"{leaf.path}[{part}]", role, shape, decay, lr))
+    return rows
+
+
+def clip_scale(norm: jax.Array, clip: float | None) -> jax.Array | float:
+    """Factor on the gradient that brings its global norm to at most ``clip``; 1 where clipping is off (None or 0).
+
+    A norm that is not finite gives 1 or 0 times a gradient that is not finite: still not finite, for the step to
+    reject.
+    """
+    if not clip:
+        return 1.0
+    return jnp.where(norm > clip, clip / norm, jnp.ones_like(norm))
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """params + updates, added in float32 and rounded once to each parameter's dtype."""
+    return jax.tree.map(lambda p, u: (p.astype(jnp.float32) + u.astype(jnp.float32)).astype(p.dtype), params, updates)
+
+
+def _per_leaf(fn: Callable[[Any, Any, Any], Any], numbers: list[Any]) -> optax.GradientTransformation:
+    """The stateless transformation u -> fn(u, w, number), one number a leaf in the order of ``jax.tree.leaves``."""
+
+    def update(updates: Any, params: Any) -> Any:
+        leaves, tree = jax.tree.flatten(updates)
+        weights = jax.tree.leaves(params)
+        return jax.tree.unflatten(tree, [fn(u, w, n) for u, w, n in zip(leaves, weights, numbers, strict=True)])
+
+    return optax.stateless(update)
+
+
+def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``inner`` on float32 copies: moments and updates are float32 whatever the dtype of parameters and gradients."""
+
+    def cast(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        # optax raises Python floats to its int32 count, which strict promotion forbids
+        with jax.numpy_dtype_promotion("standard"):
+            return inner.update(cast(updates), state, cast(params))
+
+    return optax.GradientTransformation(lambda params: inner.init(cast(params)), update)
+
+
+def _muon(numbers: Mapping[str, float], leaves: list[_Leaf], params: Any) -> optax.GradientTransformation:
+    """Muon on every matrix of the blocks, Adam on the rest.
+
+    ``optax.contrib.muon`` left to itself runs Adam on whatever has not exactly two axes, so on every stacked kernel,
+    and orthogonalises a stack of gains, which has two. Here the axes of the matrix are named by role; all other axes
+    (the stack of blocks, the parts) count separate matrices.
+    """
+    tree = jax.tree.structure(params)
+    is_matrix = [ORTHOGONALISED.issuperset(leaf.roles) for leaf in leaves]
+    axes: list[Any] = [optax.MaskedNode()] * len(leaves)  # what optax.partition puts in the place of the others' leaves
+    rms = []
+    for i, leaf in enumerate(leaves):
+        if is_matrix[i]:
+            row = -2 if len(leaf.roles) == 1 else -3  # (..., in, out) or (..., in, parts, out)
+            axes[i] = optax.contrib.MuonDimensionNumbers(reduction_axis=row, output_axis=-1)
+            rms.append(MUON_RMS * math.sqrt(max(leaf.shape[row], leaf.shape[-1])))
+    orthogonal = optax.contrib.scale_by_muon(
+        beta=numbers["momentum"], eps=numbers["eps"], weight_dimension_numbers=jax.tree.unflatten(tree, axes)
+    )
+    transforms = {
+        "muon": optax.chain(orthogonal, _per_leaf(lambda u, _, n: u * n, rms)),
+        "adam": optax.scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"]),
+    }
+    return optax.partition(transforms, jax.tree.unflatten(tree, ["muon" if matrix else "adam" for matrix in is_matrix]))
+
+
+def _direction(
+    name: str, numbers: Mapping[str, float], leaves: list[_Leaf], params: Any
+) -> optax.GradientTransformation:
+    """Step 3: the direction in which the weight goes down, before decay and rate."""
+    if name == "adamw":
+        return optax.scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"])
+    if name == "sgd":
+        return optax.trace(numbers["momentum"]) if numbers["momentum"] else optax.identity()
+    if name == "lion":
+        return optax.scale_by_lion(numbers["b1"], numbers["b2"])
+    return _muon(numbers, leaves, params)
+
+
+def _numbers(config: Any) -> dict[str, float]:
+    """The optimizer's own numbers from the config, with defaults; refuses a field that this optimizer does not read."""
+    fields = FIELDS[config.name]
+    numbers = {}
+    for field, (low, high) in _RANGES.items():
+        value = getattr(config, field, None)
+        if field not in fields:
+            if value is not None:
+                reads = f"optimizer.name '{config.name}' reads only {', '.join(fields)}"
+                raise Refused(f"optimizer.{field} is {value}, but {reads}; leave it unset")
+            continue
+        value = fields[field] if value is None else value
+        if not low <= value < high:
+            raise Refused(f"optimizer.{field} is {value}; it must be at least {low} and below {high}")
+        numbers[field] = float(value)
+    return numbers
+
+
+def build(
+    config: Any, steps: int, params: Any, rules: Mapping[str, OptRule] | None = None
+) -> optax.GradientTransformation:
+    """Steps 3 to 5 above as one optax transformation; its updates are added by :func:`apply_updates`.
+
+    Args:
+      config: the section ``optimizer``: name, lr, schedule, warmup, weight_decay, clip, b1, b2, eps, momentum; None is
+        unset, see ``FIELDS``. ``clip`` is only checked here, the step applies it.
+      steps: optimizer steps of the whole run, for the schedule.
+      params: the parameters, arrays or abstract, as an ``nnx.State`` whose variables have a ``role``.
+      rules: by role, what a scheme asks of the optimizer.
+
+    Returns:
+      init(params) -> state and update(gradients, state, params) -> (updates, state), for jit and ``jax.eval_shape``.
+      Moments and updates are float32 whatever the dtype of parameters and gradients.
+
+    Raises:
+      Refused: unknown name or schedule, a number out of range, a field that this optimizer does not read, a parameter
+        without a role, a rule for a role that does not exist.
+    """
+    if config.name not in FIELDS:
+        raise not_one_of("optimizer.name", config.name, NAMES)
+    numbers = _numbers(config)
+    weight_decay, clip = config.weight_decay or 0.0, config.clip or 0.0
+    for field, value in (("weight_decay", weight_decay), ("clip", clip)):
+        if not (math.isfinite(value) and value >= 0):
+            raise Refused(f"optimizer.{field} is {value}; it must be a finite number, 0 or above")
+    rate = schedule(config.schedule, config.lr, config.warmup, steps)
+    leaves = _leaves(params, rules)
+    decay = [_by_part(leaf.decay) if weight_decay else False for leaf in leaves]
+    multipliers = [_by_part(leaf.lr) for leaf in leaves]
+    # All stages always stand, so that a fork with another decay or multiplier finds the same tree of state. What does
+    # not decay is not even added to, so that its bits stay.
+    return _in_float32(
+        optax.named_chain(
+            ("direction", _direction(config.name, numbers, leaves, params)),
+            ("decay", _per_leaf(lambda u, w, n: u if n is False else u + weight_decay * n * w, decay)),
+            ("multiplier", _per_leaf(lambda u, _, n: u * n, multipliers)),
+            ("rate", optax.scale_by_learning_rate(rate)),
+        )
+    )
