@@ -362,6 +362,11 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, folder, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
+def test_a_negative_seed_is_refused():
+    with pytest.raises(Refused, match="seed is -1; it must be from 0 to 4294967295"):
+        data.load("markov", seed=-1)
+
+
 def test_data_field_is_for_tfds_only():
     with pytest.raises(Refused, match=r"data.field is 'text', but data.source 'markov'"):
         data.load("markov", field="text")

@@ -2,7 +2,7 @@
 
 from resjax.data.baselines import Baselines, Floors
 from resjax.data.corpus import Corpus
-from resjax.data.pipeline import Pipeline
+from resjax.data.pipeline import Pipeline, check_seed
 from resjax.errors import Refused, nearest
 
 __all__ = ["FORMS", "Baselines", "Corpus", "Floors", "Pipeline", "load"]
@@ -34,6 +34,7 @@ def load(source: str, field: str | None = None, seed: int = 0) -> Corpus:
         raise Refused(
             f"data.field is '{field}', but data.source '{source}' has no features; only tfds:NAME takes data.field"
         )
+    check_seed(seed)
     # imported here: TFDS takes half a second, which other sources and an early refusal need not
     if form == "markov":
         return _markov(seed)

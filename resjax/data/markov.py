@@ -79,9 +79,8 @@ def sample(source: Law, symbols: int, seed: int, blocks: int = 4096) -> np.ndarr
     cumulative[..., -1] = 1.0
     cumulative = cumulative.ravel()
 
-    chain_TK = np.full(
-        (length + 2, blocks), VOCAB, np.uint8
-    )  # two rows of context, then the block; VOCAB: not drawn yet
+    # two rows of context, then the block; VOCAB stands for what is not drawn yet
+    chain_TK = np.full((length + 2, blocks), VOCAB, np.uint8)
     chain_TK[:2] = np.array(divmod(start, VOCAB))[:, None]
     _draw(chain_TK, uniform_TK, cumulative)
     while not np.array_equal(chain_TK[:2, 1:], chain_TK[-2:, :-1]):

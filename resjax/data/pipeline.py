@@ -14,6 +14,12 @@ from resjax.errors import Refused
 _EVALUATION_SEED = 0  # the held-out batches are the same whatever the run's seed
 
 
+def check_seed(seed: int) -> None:
+    """Refuses a seed that Grain and NumPy would not both take."""
+    if not 0 <= seed < 2**32:
+        raise Refused(f"seed is {seed}; it must be from 0 to {2**32 - 1}")
+
+
 class Pipeline:
     """Windows of a corpus in shuffled batches, by Grain's random-access datasets.
 
@@ -36,8 +42,7 @@ class Pipeline:
         for field, value in (("data.length", length), ("data.batch", batch)):
             if value < 1:
                 raise Refused(f"{field} is {value}; it must be 1 or more")
-        if not 0 <= seed < 2**32:
-            raise Refused(f"seed is {seed}; it must be from 0 to {2**32 - 1}")
+        check_seed(seed)
         for what, tokens in (("to train on", corpus.train), ("held out", corpus.held_out)):
             if len(tokens) < length + 1:
                 raise Refused(
