@@ -1,0 +1,92 @@
+"""How does a config file with a variant and flags become one checked configuration?"""
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from resjax.config.pyfile import execute, told
+from resjax.config.schema import find
+from resjax.config.tree import FLAG, Section, assign, default, flat
+from resjax.config.validate import validate
+from resjax.errors import Refused, not_one_of
+
+WHAT = "config file"
+
+
+def split(spec: str) -> tuple[str, str | None]:
+    """'FILE[:variant]' in its two parts."""
+    path, colon, variant = spec.rpartition(":")
+    if not colon or os.sep in variant or os.path.exists(spec):
+        return spec, None
+    if not variant:
+        raise Refused(f"--config is '{spec}', with no variant after the colon; write FILE or FILE:VARIANT")
+    return path, variant
+
+
+def load(spec: str, overrides: Iterable[tuple[str, str]] = ()) -> ConfigDict:
+    """The configuration of a file, with flags applied: typed, locked and valid but for the residual scheme (scheme.py).
+
+    The file has a function ``get_config()`` that changes and returns ``resjax.config.default()``. If it has variants it
+    takes the variant's name (None = none), and a tuple ``VARIANTS`` lists the names.
+
+    Args:
+      spec: 'FILE[:variant]'.
+      overrides: pairs of a field's path and its value as text, the later of two for one path wins.
+
+    Raises:
+      Refused: the file is missing or faulty, a variant, field or value is wrong, or two contradict one another.
+    """
+    path, variant = split(spec)
+    given = [(find(field), text) for field, text in overrides]
+    config = _from_file(path, variant)
+    config._log.level = FLAG
+    for field, text in given:
+        assign(config, field.path, field.parse(text))
+    config = config.copy_and_resolve_references()
+    validate(config)
+    return config
+
+
+def _from_file(path: str, variant: str | None) -> Section:
+    module = execute(path, WHAT)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise Refused(f"{WHAT} '{path}' has no function get_config; it must return a changed resjax.config.default()")
+    try:
+        made = get_config(*_arguments(module, get_config, path, variant))
+    except Exception as error:
+        raise told(error, path, WHAT) from None
+    if isinstance(made, Mapping | ConfigDict):
+        return _checked(made, path)
+    raise Refused(
+        f"get_config of '{path}' returns {type(made).__name__}; it must return a changed resjax.config.default()"
+    )
+
+
+def _arguments(module: ModuleType, get_config: Any, path: str, variant: str | None) -> tuple[str | None, ...]:
+    parameters = inspect.signature(get_config).parameters.values()
+    if variant is None:
+        return (None,) if any(one.default is one.empty for one in parameters) else ()
+    if (variants := getattr(module, "VARIANTS", None)) is not None and variant not in variants:
+        raise not_one_of(f"the variant of '{path}'", variant, variants)
+    if not parameters:
+        raise Refused(f"'{path}' has no variant '{variant}', and no others: its get_config takes no argument")
+    return (variant,)
+
+
+def _checked(made: Mapping | ConfigDict, path: str) -> Section:
+    """What the file returned; where it was not built on :func:`default`, as if it had been."""
+    if isinstance(made, Section) and made._path == "":
+        return made
+    config = default()
+    try:
+        for field, value in flat(made).items():
+            if value != find(field).default:
+                assign(config, field, value)
+    except Refused as error:
+        raise Refused(f"{WHAT} '{path}': {error}") from None
+    return config
