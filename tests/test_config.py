@@ -694,6 +694,8 @@ def test_a_user_scheme(tmp_path, monkeypatch):
         "fails = Scheme('fails', 'mine', scale=broken)\n"
         "roles = Scheme('roles', 'mine', init=Frozen({'wirte': InitRule(2.0)}))\n"
         "plain_dict = Scheme('plain_dict', 'mine', init={'write': InitRule(2.0)})\n"
+        "kind = keel.but(where=Where('mpl'), skip=2.0)\n"
+        "norm = keel.but(where=Where('mlp'), norm_in='lnorm')\n"
         "number = 3\n"
     )
     resolved = made("mine.py:keel", depth=4)
@@ -719,6 +721,8 @@ def test_a_user_scheme(tmp_path, monkeypatch):
         ("mine.py:fails", ["rule for scale", "AttributeError"]),
         ("mine.py:roles", ["'wirte'", "did you mean 'write'"]),
         ("mine.py:plain_dict", ["hashable", "Frozen"]),
+        ("mine.py:kind", ["'mpl'", "did you mean 'mlp'"]),
+        ("mine.py:norm", ["residual.name is 'mine.py:norm'", "'lnorm'", "layernorm"]),
         ("pre_ln:x", ["residual.name is 'pre_ln:x'", "did you mean 'pre_ln'"]),
     ):
         message = refused(made, name)

@@ -76,6 +76,7 @@ def scheme(config: ConfigDict) -> Scheme:
     places = _Places(KINDS[config.model.family], config.model.depth, _edges(first, overrides, config.model.depth))
     try:
         made = _apply(first, overrides, places)
+        made.runs(places.kinds, places.depth)
     except ValueError as error:  # the record's own checks, such as a field that its carry does not use
         raise Refused(f"residual.name is '{config.residual.name}': {error}") from None
     _refuse_unusable(made, config)
@@ -227,6 +228,9 @@ def _refuse_unusable(made: Scheme, config: ConfigDict) -> None:
         raise Refused(
             f"residual.name is '{name}', which is not hashable ({error}); use resjax.residual.Frozen for dicts"
         ) from None
+    for where, _ in made.at:
+        if where.kind not in (None, *KINDS[config.model.family]):
+            raise not_one_of(f"a kind in 'at' of residual.name '{name}'", where.kind, KINDS[config.model.family])
     for rules in ("init", "optim"):
         for role in getattr(made, rules):
             if role not in ROLES:
