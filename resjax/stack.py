@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from resjax.residual import Branch, Connection, Context, Flow, Init, NormDefaults, Run, Scheme, Site, evaluate, start, tap
 from resjax.residual.parameters import is_variable
 
 Probes = dict[str, jax.Array]
 MakeBranch = Callable[[str, jax.Array], Branch]  # kind of sub-layer, key -> branch
+STREAM = "stream"  # the name that the stream after each site bears in the program, for checkpoint policies and for reading its dtype
 REMAT: dict[str, Any] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -30,6 +32,7 @@ class Block(nnx.Module):
         entry, rows = stream, []
         for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
             stream, flow = connection(stream, site, numbers[i], entry if site.last_in_block else None, context)
+            stream = checkpoint_name(stream, STREAM)
             if taps is not None:
                 stream = tap(stream, taps[i], jnp.asarray(context.on))
             if context.measure is not None:

@@ -1,0 +1,91 @@
+"""Train a deep model under a residual scheme, or continue a run.
+
+    python -m resjax.main --config=FILE[:variant] [--workdir=DIR] [--from=RUN[@STEP]] [--config.FIELD=VALUE ...]
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from resjax.errors import Refused
+
+BAD_INPUT, OUTSIDE_FAULT = 2, 1
+PREFIX = "--config."
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m resjax.main",
+        description="Train a deep model under any residual scheme and show its residual health. The same command continues a run.",
+        epilog="Any field of the config can be set: --config.model.depth=48; --config_help lists them. While it trains, a SIGUSR1 "
+        "prints the table by depth and writes report.html; Ctrl-C or SIGTERM saves and stops. Exit codes: 0 done, 1 the machine "
+        "failed (disk full), 2 bad input, 4 non-finite value, 130 and 143 saved after Ctrl-C and SIGTERM.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--config", metavar="FILE[:variant]", help="config file, with a variant if it has some")
+    made.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/, with the config's name and the overrides)")
+    made.add_argument("--from", dest="source", metavar="RUN[@STEP]", help="start from a saved state of another run, under this config")
+    made.add_argument("--evaluate", metavar="STEP", nargs="?", const="newest", help="only evaluate a saved step of --workdir, and print its held-out loss")
+    made.add_argument("--profile", action="store_true", help="write a profiler trace of a few steps into the run's folder")
+    made.add_argument("--config_help", action="store_true", help="list every config field with type, default and meaning")
+    return made
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words that are ``--config.FIELD=VALUE`` (or two words), as pairs, apart from the others."""
+    others, pairs = [], []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith(PREFIX):
+            others.append(word)
+            continue
+        field, equals, value = word[len(PREFIX) :].partition("=")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise Refused(f"{word} has no value; write {word}=VALUE")
+            value = left.pop(0)
+        pairs.append((field, value))
+    return others, pairs
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    made = parser()
+    try:
+        others, overrides = split_overrides(sys.argv[1:] if words is None else words)
+        arguments = made.parse_args(others)
+        if arguments.config_help:
+            from resjax.config.listing import help_text
+
+            print(help_text())
+            return 0
+        if not arguments.config:
+            raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
+        from resjax.config.load import load
+
+        config = load(arguments.config, overrides)
+        if arguments.workdir == "":
+            raise Refused("--workdir is empty; name a folder, or leave it out")
+        from resjax.config.folder import default_folder
+
+        workdir = arguments.workdir or default_folder(arguments.config, overrides)
+        from resjax.train import session  # loads JAX
+
+        if arguments.evaluate is not None:
+            return session.evaluate(config, workdir, arguments.evaluate)
+        return session.train(config, workdir, arguments.source, arguments.profile)
+    except Refused as refused:
+        print(f"resjax: {refused}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"resjax: {os.strerror(error.errno) if error.errno else error}{where}; what was saved before is intact", file=sys.stderr)
+        return OUTSIDE_FAULT
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""How does a config become the parts of a run: model, optimizer, step? Nothing here reads or writes a file."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from resjax.config.scheme import scheme as scheme_of
+from resjax.models.lm import LM, Shape
+from resjax.residual import Init, NormDefaults, Scheme
+from resjax.scale.mesh import make_mesh
+from resjax.train import optimizer as optimizers
+from resjax.train.schedule import schedule
+from resjax.train.state import TrainState, cast, create
+from resjax.train.step import Recipe
+
+FIRST_DYNAMIC_SCALE = 2.0**15
+DOTS_TOKENS = 512  # on a CPU, keeping the products pays from about here (measured, see benchmarks/README.md)
+SAVED_SHARE = 0.3  # of an accelerator's memory that kept products may take
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A run, assembled.
+
+    Attributes:
+      scheme: the residual scheme, overrides folded in.
+      graphdef: the model without its arrays.
+      abstract: shapes, dtypes and roles of the state.
+      optimizer, schedule, recipe: see their modules.
+      mesh: the devices.
+      remat: the checkpoint policy that 'auto' stood for.
+      compute, stream: the dtypes that 'auto' stood for.
+      key: the run's PRNG key.
+    """
+
+    config: Any
+    scheme: Scheme
+    graphdef: nnx.GraphDef
+    abstract: TrainState
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    recipe: Recipe
+    mesh: Mesh
+    remat: str
+    compute: str
+    stream: str
+    vocab: int
+
+    def initial(self) -> TrainState:
+        """The state before the first step; a function of the config alone, whatever the devices."""
+        return jax.jit(lambda: _initial(self.config, self.scheme, self.shape, self.optimizer))()
+
+    @property
+    def shape(self) -> Shape:
+        return model_shape(self.config, self.vocab, self.remat, self.stream)
+
+
+def assemble(config: Any, vocab: int) -> Parts:
+    """All parts of the run that ``config`` (validated) describes, on data with ``vocab`` tokens."""
+    scheme = scheme_of(config)
+    accelerated = jax.default_backend() != "cpu"
+    compute = ("bfloat16" if accelerated else "float32") if config.precision.compute == "auto" else config.precision.compute
+    stream = "float32" if config.precision.stream == "auto" else config.precision.stream
+    vocab = config.model.vocab or vocab
+    rows = config.data.batch // config.train.accumulate
+    mesh = make_mesh(config.mesh.data, rows)
+    remat = choose_remat(config, rows // mesh.size, compute) if config.model.remat == "auto" else config.model.remat
+    shape = model_shape(config, vocab, remat, stream)
+
+    abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
+    graphdef, params = nnx.split(abstract_model)
+    optimizer = optimizers.build(config.optimizer, config.train.steps, params, scheme.optim)
+    abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
+    recipe = Recipe(
+        accumulate=config.train.accumulate,
+        compute=compute,
+        clip=config.optimizer.clip or 0.0,
+        stop=config.train.on_nonfinite != "skip",
+        dynamic_scale=config.precision.loss_scale == "dynamic",
+        forward="forward" in config.health.groups,
+        backward="backward" in config.health.groups,
+    )
+    rate = schedule(config.optimizer.schedule, config.optimizer.lr, config.optimizer.warmup, config.train.steps)
+    return Parts(config, scheme, graphdef, abstract, optimizer, rate, recipe, mesh, remat, compute, stream, vocab)
+
+
+def model_shape(config: Any, vocab: int, remat: str, stream: str) -> Shape:
+    """The model's options from the config."""
+    model = config.model
+    return Shape(
+        vocab=vocab,
+        length=config.data.length,
+        depth=model.depth,
+        width=model.width,
+        heads=model.heads,
+        mlp=model.mlp,
+        mlp_ratio=model.mlp_ratio,
+        norms=NormDefaults(model.norm, model.norm_eps, model.norm_gain, model.bias),
+        positions=model.positions,
+        tied=model.tied,
+        bias=model.bias,
+        qk_norm=model.qk_norm,
+        dropout=model.dropout,
+        scan=model.scan,
+        remat=remat,
+        stream=stream,
+    )
+
+
+def choose_remat(config: Any, rows: int, compute: str) -> str:
+    """What 'auto' stands for: keep the products of weights where that is cheap, else compute whole blocks again.
+
+    On a CPU by tokens at once, from measurements; on an accelerator by the memory that the kept products would take.
+    """
+    model, tokens = config.model, rows * config.data.length
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if not stats or "bytes_limit" not in stats:
+        return "dots" if tokens >= DOTS_TOKENS else "full"
+    hidden = model.mlp_ratio * (2 if model.mlp == "swiglu" else 1)
+    kept = tokens * model.depth * model.width * (5 + hidden) * jnp.dtype(compute).itemsize  # q, k, v, two writes, hidden
+    return "dots" if kept < SAVED_SHARE * stats["bytes_limit"] else "full"
+
+
+def _model(config: Any, scheme: Scheme, shape: Shape, key: jax.Array) -> LM:
+    start = config.init
+    return LM(shape, scheme, Init(start.kind, start.std, start.gain, start.out_scale), key=key)
+
+
+def _initial(config: Any, scheme: Scheme, shape: Shape, optimizer: optax.GradientTransformation) -> TrainState:
+    weights, run = jax.random.split(jax.random.key(config.seed))
+    _, params = nnx.split(_model(config, scheme, shape, weights))
+    scale = config.precision.loss_scale
+    scale = FIRST_DYNAMIC_SCALE if scale == "dynamic" else scale or 1.0
+    return create(cast(params, config.precision.param), optimizer, run, scale)

@@ -1,0 +1,182 @@
+"""What does one optimizer step do? One compiled program: gradient, accumulation, probes, update, and never a non-finite one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from resjax.health.probes import measure, measure_block
+from resjax.models.lm import loss as cross_entropy
+from resjax.residual import Context
+from resjax.train.optimizer import apply_updates, clip_scale
+from resjax.train.state import LossScale, TrainState
+
+GROWTH_INTERVAL = 2000  # finite steps after which a dynamic loss scale doubles (the usual rule of mixed-precision training)
+LARGEST_SCALE = 2.0**24
+MERGE = {"stream_max": jnp.max, "update_max": jnp.max, "finite": jnp.min}  # over the slices of an accumulated step; others: mean
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The static choices of a step.
+
+    Attributes:
+      accumulate: slices that the batch is processed in, one after the other.
+      compute: dtype of the branches and the head.
+      clip: largest norm of the gradient; 0 = no clipping.
+      stop: a non-finite loss or gradient halts the run (else the step is passed over).
+      dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
+      forward, backward: which probes there are.
+    """
+
+    accumulate: int = 1
+    compute: str = "float32"
+    clip: float = 0.0
+    stop: bool = True
+    dynamic_scale: bool = False
+    forward: bool = True
+    backward: bool = True
+
+
+Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
+
+
+def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, schedule: optax.Schedule, recipe: Recipe) -> Step:
+    """The function ``(state, batch (B, T + 1), on) -> (state, metrics, probes)``, to be jitted.
+
+    ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
+    (before clipping), lr, finite, loss_scale, moved. The returned state is the old one wherever the loss or the gradient is not finite.
+    """
+
+    def slice_loss(params: nnx.State, taps: dict, tokens: jax.Array, key: jax.Array, state: TrainState, on: jax.Array) -> Any:
+        model = nnx.merge(graphdef, params)
+        context = Context(
+            train=True,
+            key=key,
+            step=state.step,
+            measure=measure if recipe.forward else None,
+            measure_block=measure_block if recipe.forward else None,
+            on=on,
+            taps=taps.get("sites"),
+            compute=jnp.dtype(recipe.compute),
+        )
+        logits, probes = model(tokens[:, :-1], context, taps.get("embed"))
+        value = cross_entropy(logits, tokens[:, 1:])
+        return value * state.loss_scale.scale, (value, probes)
+
+    gradient = jax.grad(slice_loss, argnums=(0, 1), has_aux=True)
+
+    def step(state: TrainState, batch: jax.Array, on: jax.Array) -> tuple[TrainState, dict, dict]:
+        stack = nnx.merge(graphdef, state.params).stack
+        taps = {}
+        if recipe.backward:
+            taps = {"sites": jnp.zeros((stack.depth, len(stack.kinds)), jnp.float32), "embed": jnp.float32(0)}
+        key = jax.random.fold_in(state.key, state.step)
+        on = on & ~state.halted
+
+        def one(tokens: jax.Array, key: jax.Array) -> tuple:
+            (grads, squares), (value, probes) = gradient(state.params, taps, tokens, key, state, on)
+            return grads, squares, value, probes
+
+        count = recipe.accumulate
+        if count == 1:
+            grads, squares, value, probes = one(batch, key)
+        else:
+            slices = batch.reshape(count, batch.shape[0] // count, *batch.shape[1:])
+
+            def add(total: nnx.State, slice_: tuple) -> tuple:
+                grads, *rest = one(*slice_)
+                return jax.tree.map(jnp.add, total, grads), rest
+
+            zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), state.params)
+            grads, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
+            grads = jax.tree.map(lambda g: g / jnp.asarray(count, g.dtype), grads)
+            # the loss of a slice is a mean over the slice: the gradient norm of the whole batch's stream is sqrt(sum) / count
+            squares = jax.tree.map(lambda s: jnp.sum(s) / count**2 if s.ndim == 1 else jnp.sum(s, axis=0) / count**2, squares)
+            value = jnp.mean(values)
+            probes = {name: MERGE.get(name, jnp.mean)(row, axis=0) for name, row in rows.items()}
+
+        inverse = 1.0 / state.loss_scale.scale
+        if recipe.compute == "float16":
+            grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
+        norm = optax.global_norm(grads).astype(jnp.float32)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        if recipe.backward:
+            probes |= {
+                "stream_grad": jnp.sqrt(squares["sites"]) * inverse,
+                "embed_grad": jnp.sqrt(squares["embed"]) * inverse,
+                "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
+            }
+        if recipe.clip:
+            factor = clip_scale(norm, recipe.clip)
+            grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = apply_updates(state.params, updates)
+
+        applied = finite & ~state.halted
+        keep = lambda new, old: jnp.where(applied, new, old)  # noqa: E731
+        scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
+        halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
+        new = TrainState(
+            params=jax.tree.map(keep, params, state.params),
+            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            step=state.step + jnp.where(halted, 0, 1),
+            cursor=state.cursor + jnp.where(halted, 0, 1),
+            key=state.key,
+            loss_scale=scaler,
+            halted=halted,
+            skipped=jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1)),
+        )
+        moved = jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), new.params, state.params)
+        metrics = {
+            "loss": value.astype(jnp.float32),
+            "grad_norm": norm,
+            "lr": jnp.asarray(schedule(state.step), jnp.float32),
+            "finite": applied,
+            "halted": halted,
+            "skipped": new.skipped,
+            "loss_scale": state.loss_scale.scale,
+        }
+        return new, metrics, probes | {"moved": moved}
+
+    return step
+
+
+def _rescaled(scaler: LossScale, finite: jax.Array, recipe: Recipe) -> tuple[LossScale, jax.Array]:
+    """The next loss scale, and whether a non-finite gradient was only an overflow that a smaller scale may cure."""
+    if not recipe.dynamic_scale:
+        return scaler, jnp.asarray(False)
+    grown = (scaler.good + 1) % GROWTH_INTERVAL == 0
+    larger = jnp.where(grown, jnp.minimum(scaler.scale * 2, LARGEST_SCALE), scaler.scale)
+    scale = jnp.where(finite, larger, jnp.maximum(scaler.scale / 2, 1.0))
+    return LossScale(scale, jnp.where(finite, scaler.good + 1, 0)), scaler.scale > 1.0
+
+
+def block_norms(grads: nnx.State) -> jax.Array:
+    """Norm of the gradient of each block's parameters, (depth,) float32."""
+
+    def squares(leaf: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=tuple(range(1, leaf.ndim)))
+
+    runs = grads["stack"]["runs"]
+    return jnp.sqrt(jnp.concatenate([sum(map(squares, jax.tree.leaves(runs[i]))) for i in sorted(runs)]))
+
+
+def share_moved(new: nnx.State, old: nnx.State) -> jax.Array:
+    """Share of the parameter elements that are not what they were: near 0 where bfloat16 parameters swallow their updates."""
+    pairs = list(zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True))
+    return jnp.float32(sum(jnp.sum(a != b) for a, b in pairs) / sum(a.size for a, _ in pairs))
+
+
+def make_evaluation(graphdef: nnx.GraphDef, compute: str) -> Callable[[nnx.State, jax.Array, jax.Array], jax.Array]:
+    """The function ``(params, batch (B, T + 1), step) -> loss``: mean nats per token of one held-out batch, nothing random."""
+
+    def evaluate(params: nnx.State, batch: jax.Array, step: jax.Array) -> jax.Array:
+        logits, _ = nnx.merge(graphdef, params)(batch[:, :-1], Context(step=step, compute=jnp.dtype(compute)))
+        return cross_entropy(logits, batch[:, 1:])
+
+    return evaluate
