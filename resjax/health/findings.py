@@ -1,0 +1,318 @@
+"""What is wrong with the residual stream of a run? Pure functions from the recorded probes to a verdict.
+
+The ratio band 0.01 to 0.1 that is often called healthy is not a criterion: well trained models leave it at both ends.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from resjax.health.record import HealthRecord, site_names
+
+# "At the end" is the median of this many last rows: one odd batch is no finding.
+LAST_ROWS = 5
+# An update a thousand times smaller than the stream turns it by 0.06 degrees: without it next to nothing changes.
+DEAD_RATIO = 1e-3
+# A bfloat16 add loses 2 % of the elements at a ratio of 0.1 and 17 % at 0.01; what it stores is off by as much.
+SWALLOWED_SHARE = 0.1
+# Tokens of one sequence within 11 degrees of one another: the model can tell frequencies, hardly tokens.
+COLLAPSED_COSINE = 0.98
+# "The last blocks": where a collapse reaches the head. Blocks before may pass through high values and recover.
+LAST_BLOCKS = 0.1
+# Trained streams hold a few large elements (thousands); beyond this half precision nears its end.
+LARGEST = 1e4
+# One more doubling and the stream overflows.
+NEAR_LIMIT = 0.5
+# One learning rate cannot serve gradients a thousandfold apart; healthy deep stacks stay within one or two decades.
+GRADIENT_SPREAD = 1e3
+# Schemes whose branches start (nearly) shut on purpose.
+STARTS_SHUT = frozenset({"rezero", "layerscale"})
+SCALE_FIELDS = ("scale", "at")
+
+BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
+Finding = dict[str, Any]
+
+
+def examine(
+    record: HealthRecord, config: Mapping[str, Any] | None = None, stream_dtype: str | None = None
+) -> dict[str, Any]:
+    """The verdict on a run, as ``summary.json`` holds it.
+
+    Args:
+      record: the probes; kinds of finding whose probe is absent are not looked for.
+      config: the run's resolved fields (nested, as in ``config.json``); tells which branches start shut by design.
+      stream_dtype: dtype of the stream in the running program; by default ``config.precision.stream``, else float32.
+
+    Returns:
+      ``{"verdict": "healthy" | "findings" | "unmeasured", "findings": [...]}``. A finding is ``{"kind", "where",
+      "step", "evidence", "advice"}``, all strings but ``step``: the recorded step it speaks of. "unmeasured" means that
+      not one step was recorded.
+    """
+    if not len(record):
+        return {"verdict": "unmeasured", "findings": []}
+    config = config or {}
+    dtype = str(stream_dtype or section(config, "precision").get("stream") or "float32")
+    found = [
+        non_finite(record),
+        stream_blow_up(record, dtype),
+        token_collapse(record),
+        gradient_spread(record),
+        dead_branches(record, config),
+        swallowed_updates(record, dtype),
+    ]
+    findings = [finding for group in found for finding in group]
+    return {"verdict": "findings" if findings else "healthy", "findings": findings}
+
+
+def bad_cells(record: HealthRecord, name: str) -> np.ndarray:
+    """Where ``name`` is non-finite through the run, not because the scheme has no such thing: bool, the array's shape.
+
+    NaN of a forward probe counts where stream or update were not finite (``finite`` is 0): a cosine with a zero update
+    has no value and is no accident. NaN of a gradient always counts, except at places that never have one.
+    """
+    values = record[name]
+    never = np.isnan(values).all(axis=0, keepdims=True)
+    accident = np.zeros(values.shape, bool)
+    if name in BACKWARD:
+        accident = np.isnan(values) & ~(never & np.isfinite(values).any())
+        accident &= record.recorded(name).reshape(-1, *[1] * (values.ndim - 1))
+    elif "finite" in record and values.ndim > 1:
+        broken = record["finite"] == 0
+        accident = np.isnan(values) & ~never & (broken if values.ndim == 3 else broken.any(axis=2))
+    return np.isinf(values) | accident
+
+
+def non_finite(record: HealthRecord) -> list[Finding]:
+    """The first step with a NaN or an infinity and where it arose: first in depth going forward; and, if an earlier
+    step had a finite forward pass but not a finite gradient, last in depth going backward.
+    """
+    forward = record["finite"] == 0 if "finite" in record else None
+    backward = next((bad_cells(record, name) for name in BACKWARD[:2] if name in record), None)
+    first_forward, first_backward = _first_row(forward), _first_row(backward)
+    findings = []
+    if (
+        backward is not None
+        and first_backward is not None
+        and (first_forward is None or first_backward < first_forward)
+    ):
+        advice = (
+            "The forward pass was finite, so the gradient itself overflowed or divided by zero: lower the loss scale "
+            "(float16), clip, and look for norms of all-zero tokens or saturated softmaxes at this place; replay "
+            "this step."
+        )
+        findings.append(_non_finite_at(backward[first_backward], -1, "backward", record.steps[first_backward], advice))
+    if forward is not None and first_forward is not None:
+        advice = (
+            "Replay this step with everything on; look at the largest magnitudes of the rows before it. Usual "
+            "causes: a learning rate too high, a float16 stream or branch (limit 65,504), a missing norm; try "
+            "bfloat16 or a float32 stream, clipping, a longer warm-up."
+        )
+        findings.append(_non_finite_at(forward[first_forward], 0, "forward", record.steps[first_forward], advice))
+    return findings
+
+
+def _non_finite_at(cells: np.ndarray, which: int, direction: str, step: Any, advice: str) -> Finding:
+    place = np.argwhere(cells)[which]
+    site = f", {site_names(cells.shape[1])[place[1]]}" if cells.ndim == 2 else ""
+    evidence = (
+        f"the first place to go wrong; non-finite in this step: {int(cells.sum())} of {cells.size} places measured "
+        f"{direction}"
+    )
+    return _finding("non-finite value", f"block {place[0]}{site}, {direction}", step, evidence, advice)
+
+
+def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Finding]:
+    """Branches whose update is below ``DEAD_RATIO`` of the stream at the end, unless they started there by design."""
+    if "update_ratio" not in record:
+        return []
+    ratio = record["update_ratio"]
+    end = at_end(ratio)
+    dead = end < DEAD_RATIO
+    if starts_shut(config):
+        dead &= ~(at_start(ratio) < DEAD_RATIO)
+    evidence = f"update/stream ratio {_span(end[dead])} at the end, below {DEAD_RATIO:g}"
+    advice = (
+        "Test whether they matter: fork the run with their scale at 0 (residual.at) and compare the held-out loss. "
+        "If they do not, the depth is wasted: a smaller stream (embedding, norm gain), a larger branch scale or "
+        "output init, layer-norm scaling, or fewer blocks."
+    )
+    return _at_sites("dead branches", dead, record, evidence, advice)
+
+
+def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
+    """Sites where the stream's precision loses more than ``SWALLOWED_SHARE`` of the update's elements at the end."""
+    if "swallowed" not in record:
+        return []
+    end = at_end(record["swallowed"])
+    lost = end > SWALLOWED_SHARE
+    evidence = f"{_span(100 * end[lost])} % of the update's elements leave no trace in the {dtype} stream"
+    advice = (
+        "Keep the stream in float32 (precision.stream=float32); scaling stream and updates together by a power of "
+        "two cannot help."
+        if dtype != "float32"
+        else "Even float32 loses these updates: the stream is far too large against them; look at the embedding's "
+        "size, the branch scale and the norms."
+    )
+    return _at_sites("swallowed updates", lost, record, evidence, advice)
+
+
+def token_collapse(record: HealthRecord) -> list[Finding]:
+    """Tokens of a sequence have become (nearly) parallel throughout the last blocks."""
+    if "token_cosine" not in record:
+        return []
+    cosine = record["token_cosine"]
+    depth = cosine.shape[1]
+    first = depth - max(1, round(LAST_BLOCKS * depth))
+    last_blocks = cosine[:, first:].reshape(len(cosine), -1)
+    lowest = np.where(np.isnan(last_blocks), np.inf, last_blocks).min(axis=1)  # inf where nothing was measured
+    rows = np.flatnonzero(np.isfinite(lowest))
+    if not len(rows) or not np.median(lowest[rows[-LAST_ROWS:]]) > COLLAPSED_COSINE:
+        return []
+    below = rows[lowest[rows] <= COLLAPSED_COSINE]
+    since = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
+    evidence = (
+        f"mean cosine between different tokens at least {lowest[rows[-1]]:.3f} at step {record.steps[rows[-1]]}, "
+        f"above {COLLAPSED_COSINE:g}"
+    )
+    advice = (
+        "Compare the loss with the unigram baseline: a collapsed model has learned token frequencies only. Keep the "
+        "skip of attention at 1, lower the learning rate, lengthen the warm-up, or take pre_ln, sandwich_branch or "
+        "deepnorm."
+    )
+    where = f"{_ranges(range(first, depth))} (the last)"
+    return [_finding("token collapse", where, record.steps[since], evidence, advice)]
+
+
+def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
+    """An element of the stream beyond ``LARGEST``, or near the end of the stream's dtype, at any recorded step."""
+    if "stream_max" not in record:
+        return []
+    largest = np.where(np.isfinite(record["stream_max"]), record["stream_max"], 0.0)
+    limit = _largest_number(dtype)
+    bound = min(LARGEST, NEAR_LIMIT * limit)
+    row = _first_row(largest > bound)
+    if row is None:
+        return []
+    peak = np.unravel_index(int(largest.argmax()), largest.shape)
+    names = site_names(largest.shape[2])
+    value = float(largest[peak])
+    where = f"block {peak[1]}, {names[peak[2]]}"
+    evidence = (
+        f"largest magnitude {value:.3g} at step {record.steps[peak[0]]}; beyond {bound:g} since step "
+        f"{record.steps[row]}"
+    )
+    if value > NEAR_LIMIT * limit:
+        evidence += f"; {dtype} ends at {limit:.5g}"
+    advice = (
+        "Give the stream float32 or bfloat16 range; bound its growth: smaller output init (init.out_scale), a branch "
+        "scale below 1, a norm on the branch's output (sandwich_branch) or on the trunk, weight decay; look whether "
+        "a few features carry it (massive activations)."
+    )
+    return [_finding("stream blow-up", where, record.steps[row], evidence, advice)]
+
+
+def gradient_spread(record: HealthRecord) -> list[Finding]:
+    """The gradient at the stream differs over depth by more than ``GRADIENT_SPREAD`` at the end."""
+    if "stream_grad" not in record:
+        return []
+    end = at_end(record["stream_grad"])
+    known = np.isfinite(end)
+    if not known.any() or not end[known].max() > GRADIENT_SPREAD * end[known].min():
+        return []
+    names = site_names(end.shape[1])
+    low = np.unravel_index(int(np.where(known, end, np.inf).argmin()), end.shape)
+    high = np.unravel_index(int(np.where(known, end, -np.inf).argmax()), end.shape)
+    where = f"block {low[0]}, {names[low[1]]} (smallest) to block {high[0]}, {names[high[1]]} (largest)"
+    spread = f"{end[high] / end[low]:.2g}-fold" if end[low] > 0 else "down to exactly 0"
+    evidence = f"gradient at the stream {end[low]:.2g} to {end[high]:.2g}, {spread}, above {GRADIENT_SPREAD:g}"
+    advice = (
+        "Small at the input: gradients vanish on the way down (no skip, a skip below 1, a norm on the trunk of a "
+        "deep stack): keep the skip at 1, use pre_ln or deepnorm. Large at the input: branches without norm or with "
+        "large output init: scale them by 1/sqrt(2 depth)."
+    )
+    return [_finding("gradient spread", where, record.steps[-1], evidence, advice)]
+
+
+def starts_shut(config: Mapping[str, Any]) -> bool:
+    """Whether the config says that branches start (nearly) shut: by its scheme, or by an override of their scale."""
+    residual = section(config, "residual")
+    if STARTS_SHUT & set(str(residual.get("name", "")).split("+")):
+        return True
+    parts = [residual, *(section(residual, kind) for kind in ("attention", "mlp"))]
+    return any(
+        part.get(field) not in (None, "", 1.0) and "scale" in f"{field} {part.get(field)}"
+        for part in parts
+        for field in SCALE_FIELDS
+    )
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The mapping called ``name`` in a mapping; empty where there is none."""
+    value: Any = config.get(name)
+    return value if hasattr(value, "items") else {}
+
+
+def _finding(kind: str, where: str, step: Any, evidence: str, advice: str) -> Finding:
+    return {"kind": kind, "where": where, "step": int(step), "evidence": evidence, "advice": advice}
+
+
+def _at_sites(kind: str, hit: np.ndarray, record: HealthRecord, evidence: str, advice: str) -> list[Finding]:
+    """One finding for all sites (block, site) where ``hit``, named by ranges of blocks; none if there are none."""
+    if not hit.any():
+        return []
+    names = site_names(hit.shape[1])
+    where = "; ".join(
+        f"{name} of {_ranges(np.flatnonzero(hit[:, i]))}" for i, name in enumerate(names) if hit[:, i].any()
+    )
+    return [_finding(kind, where, record.steps[-1], f"{evidence} ({int(hit.sum())} of {hit.size} sites)", advice)]
+
+
+def _ranges(blocks: Iterable[int], most: int = 6) -> str:
+    """``blocks 0-3, 7``: increasing block numbers as ranges, at most ``most`` of them."""
+    numbers = list(blocks)
+    starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1] + 1]
+    spans = [(numbers[i], numbers[j - 1]) for i, j in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans[:most])
+    more = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
+    return ("block " if len(numbers) == 1 else "blocks ") + text + more
+
+
+def _first_row(hit: np.ndarray | None) -> int | None:
+    """Index of the first row with any hit."""
+    if hit is None or not hit.any():
+        return None
+    return int(np.argmax(hit.reshape(len(hit), -1).any(axis=1)))
+
+
+def at_end(values: np.ndarray) -> np.ndarray:
+    """Median over the last ``LAST_ROWS`` rows that have any value, finite ones only; NaN where there are none."""
+    return _over_rows(values, lambda rows: rows[-LAST_ROWS:])
+
+
+def at_start(values: np.ndarray) -> np.ndarray:
+    """The first row that has any value."""
+    return _over_rows(values, lambda rows: rows[:1])
+
+
+def _over_rows(values: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    rows = np.flatnonzero(np.isfinite(values).reshape(len(values), -1).any(axis=1))
+    if not len(rows):
+        return np.full(values.shape[1:], np.nan)
+    chosen = values[pick(rows)].astype(np.float64)
+    masked = np.ma.masked_invalid(chosen)
+    return np.ma.median(masked, axis=0).filled(np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
+
+
+def _span(values: np.ndarray) -> str:
+    """``3.1e-05 to 0.00042``; one number where all agree; empty for no values."""
+    if not values.size:
+        return ""
+    low, high = f"{values.min():.2g}", f"{values.max():.2g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _largest_number(dtype: str) -> float:
+    """The largest finite number of a float dtype called ``dtype``."""
+    return float(ml_dtypes.finfo(np.dtype(getattr(ml_dtypes, dtype, dtype))).max)
