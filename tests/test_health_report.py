@@ -293,6 +293,14 @@ def test_colours_span_at_most_six_decades_to_a_side():
     assert shrink.colour_range(codes_of(values), "log") == pytest.approx((-6, 0))
 
 
+def test_colours_reach_what_matters():
+    nothing = codes_of(np.zeros((3, 3)), "linear")
+    assert shrink.colour_range(nothing, "linear", (0.0, 0.1)) == (0.0, 0.1)
+    assert shrink.colour_range(codes_of(np.full((3, 3), 0.4), "linear"), "linear", (0.0, 0.1)) == pytest.approx(
+        (0, 0.4)
+    )
+
+
 def test_packed_cells_decode_as_the_page_does():
     picture = codes_of(np.arange(1.0, 7.0).reshape(2, 3))
     decoded = np.frombuffer(base64.b64decode(picture.packed()), "<u2").reshape(3, 2)

@@ -211,7 +211,7 @@ def heat(figure: Figure, record: HealthRecord) -> dict[str, Any] | None:
         parts = [("", flat(values), flat(bad))]
     per_block = parts[0][1].shape[1] // values.shape[1]
     pictures = [shrink.shrink(v, b, figure.scale, ROWS, COLUMNS) for _, v, b in parts]
-    ranges = [shrink.colour_range(p, figure.scale) for p in pictures] + ([figure.reach] if figure.reach else [])
+    ranges = [shrink.colour_range(p, figure.scale, figure.reach) for p in pictures]
     rows = profile_rows(values)
     return {
         "id": figure.probe,

@@ -74,9 +74,12 @@ function label(svg, x, y, text, anchor = "middle", more = {}) {
 }
 function bottomAxis(svg, pairs, x, left, right, y, title) {
   draw(svg, "line", { x1: left, x2: right, y1: y, y2: y, class: "axis" });
+  let taken = -Infinity;  // a label that would run into the one before is left out, its tick stays
   for (const [v, text] of pairs) {
-    const at = x(v);
+    const at = x(v), half = 3.4 * text.length + 3;
     draw(svg, "line", { x1: at, x2: at, y1: y, y2: y + 4, class: "axis" });
+    if (at - half < taken) continue;
+    taken = at + half;
     label(svg, at, y + 16, text, at > right - 10 ? "end" : at < left + 10 ? "start" : "middle", at > right - 10 ? { dx: 3 } : at < left + 10 ? { dx: -3 } : {});
   }
   label(svg, (left + right) / 2, y + 32, title);

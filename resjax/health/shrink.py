@@ -87,11 +87,14 @@ def height(values: np.ndarray, scale: Scale) -> np.ndarray:
     return z
 
 
-def colour_range(picture: Picture, scale: Scale) -> tuple[float, float]:
+def colour_range(picture: Picture, scale: Scale, reach: tuple[float, float] | None = None) -> tuple[float, float]:
     """Ends of the colour scale, in the units of ``low`` and ``high``: symmetric for signed values, at most 6 decades to
-    either side of the median for logarithmic ones (beyond, cells take the end's colour), and never empty.
+    either side of the median for logarithmic ones (beyond, cells take the end's colour), at least ``reach``, and
+    never empty.
     """
     low, high = picture.low, picture.high
+    if reach:
+        return min(low, reach[0]), max(high, reach[1])
     if scale == "signed":
         most = max(abs(low), abs(high), 1e-3)
         return -most, most
