@@ -132,6 +132,14 @@ def test_strings_from_files_are_escaped(tmp_path):
     assert page.text.count(evil) >= 5 and "a<b>&'x" in page.text
 
 
+def test_data_cannot_close_its_script():
+    evil = {"</script><!--": "<script>&amp;\u2028"}
+    text = report.embedded(evil)
+    assert not re.search(r"[<>&\u2028]", text) and json.loads(text) == evil
+    with pytest.raises(ValueError, match="JSON"):
+        report.embedded({"x": float("nan")})
+
+
 def test_figures_without_any_value_are_left_out_with_a_sentence(tmp_path):
     page = read(write_run(tmp_path / "run", depth=4, scheme="plain"))
     assert (

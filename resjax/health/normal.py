@@ -31,7 +31,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "order 1 are nothing unusual.",
         "scaled": "At the start Pre-LN's picture times the branch scale: a smaller scale lowers every ratio and, "
         "because the stream then grows less, flattens it over depth.",
-        "rezero": "Exactly 0 at step 0, since every gain starts at 0; then the gains open the branches. Which blocks "
+        "rezero": "Exactly 0 at the start, since every gain is; then the gains open the branches. Which blocks "
         "open first, and how far, is the thing to read.",
         "layerscale": "Starts at Pre-LN's ratio times the gain's start (0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 "
         "beyond), so deep stacks begin near 0 by design; under Adam the gains then grow fast against their own "
@@ -56,7 +56,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "a block output of whose variance three quarters are new.",
         "deepnorm": "Small at the start: the norm after each add divides alpha out again, and the updates are small "
         "against alpha times the stream.",
-        "rezero": "Exactly 0 at step 0, when every block is the identity; it opens as the gains do.",
+        "rezero": "Exactly 0 at the start, when every block is the identity; it opens as the gains do.",
         "layerscale": "Near 0 at the start in deep stacks, where every block is almost the identity; it opens as the "
         "gains do.",
     },
@@ -64,7 +64,7 @@ NORMAL: dict[str, dict[str, str]] = {
         ANY: "Near 0 at the start, because a random branch is almost orthogonal to the stream (of the order of "
         "1/sqrt(width) for one token). Later both signs are usual; negative means that a site removes something "
         "that earlier ones wrote.",
-        "rezero": "Without a value at step 0, when the updates are exactly 0; then both signs are usual, negative "
+        "rezero": "Without a value at the start, when the updates are exactly 0; then both signs are usual, negative "
         "where a site removes something that earlier ones wrote.",
     },
     "update_rms": {
@@ -76,7 +76,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "post_ln": "About level over depth at the start for each kind of site, because every branch reads a stream "
         "of RMS 1.",
         "scaled": "At the start Pre-LN's level times the branch scale, about level over depth for each kind of site.",
-        "rezero": "Exactly 0 at step 0; then the learned gain times a branch that no norm bounds, so it follows the "
+        "rezero": "Exactly 0 at the start; then the learned gain times a branch that no norm bounds, so it follows the "
         "size of the stream.",
         "layerscale": "The gain's start (0.1, 1e-5 or 1e-6 by depth) times the branch's output, about level over "
         "depth; then it grows with the gains.",
@@ -90,7 +90,7 @@ NORMAL: dict[str, dict[str, str]] = {
     "update_max": {
         ANY: "A few times the update's RMS at the start; a lone high cell means that a few features carry the update.",
         "sandwich_branch": "At most sqrt(width){limit} times the output norm's gain, by construction.",
-        "rezero": "Exactly 0 at step 0; later a lone high cell means that a few features carry the update.",
+        "rezero": "Exactly 0 at the start; later a lone high cell means that a few features carry the update.",
     },
     "stream_rms": {
         ANY: "Smooth over depth. This is the raw stream: the final norm is not in it.",
@@ -100,7 +100,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "post_ln": UNIT_TRUNK,
         "scaled": "Its square grows by the squared scale times one branch's at every site; with a scale of "
         "1/sqrt(2L) that adds up to one branch's worth at any depth.",
-        "rezero": "The embedding's RMS at every depth at step 0, because the stack is then the identity; afterwards "
+        "rezero": "The embedding's RMS at every depth at the start, because the stack is then the identity; afterwards "
         "only the gains bound it, for there is no norm.",
         "layerscale": "Close to the embedding's RMS at every depth at the start of deep stacks; then it grows with "
         "the gains.",
@@ -116,7 +116,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "post_ln": TRUNK_NORM,
         "sandwich_trunk": TRUNK_NORM,
         "deepnorm": TRUNK_NORM,
-        "rezero": "The embedding's at every depth at step 0; no norm bounds it later, only the gains.",
+        "rezero": "The embedding's at every depth at the start; no norm bounds it later, only the gains.",
     },
     "token_cosine": {
         ANY: "0 for unrelated tokens, 1 for parallel ones. A common offset raises it without harm, but above 0.98 in "
@@ -129,8 +129,8 @@ NORMAL: dict[str, dict[str, str]] = {
         "likely learned token frequencies only, and its loss need show no spike.",
         "scaled": "At the start between the embedding's and Pre-LN's: the smaller the scale, the less attention "
         "averages the tokens.",
-        "rezero": "The embedding's at every depth at step 0, because the stack is then the identity; it moves as the "
-        "gains open.",
+        "rezero": "The embedding's at every depth at the start, because the stack is then the identity; it moves as "
+        "the gains open.",
         "layerscale": "Close to the embedding's at every depth at the start of deep stacks; it moves as the gains "
         "open.",
         "sandwich_branch": "Rises with depth at the start, since the normalised updates soon outweigh the embedding; "
@@ -149,7 +149,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "post_ln": "Of one order over depth at the start. The path along the skips alone shrinks at every norm, but "
         "the paths through the branches make up for it.",
         "scaled": "As in Pre-LN, and the flatter over depth the smaller the scale.",
-        "rezero": "The same at every depth at step 0, because the stack is then the identity.",
+        "rezero": "The same at every depth at the start, because the stack is then the identity.",
         "layerscale": "Almost the same at every depth at the start of deep stacks, because the stack is then almost "
         "the identity.",
         "sandwich_branch": "Largest near the input at the start, falling gently towards the top, as in Pre-LN.",
@@ -164,7 +164,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "output weights start at 1/sqrt(2L).",
         "post_ln": "Of one order over depth at the start, somewhat larger near the input.",
         "scaled": "With a scale below 1 smaller and flatter over depth at the start than Pre-LN's.",
-        "rezero": "At step 0 the gradient of the gains alone: that of the branches' weights is exactly 0, because "
+        "rezero": "At the start the gradient of the gains alone: that of the branches' weights is exactly 0, because "
         "their gain is.",
         "layerscale": "At the start of deep stacks nearly all of it belongs to the gains: that of the branches' "
         "weights is multiplied by the gain's tiny start.",
@@ -175,7 +175,7 @@ NORMAL: dict[str, dict[str, str]] = {
         ANY: "{precision}",
         "layerscale": "{precision} A gain that starts at 1e-6 loses a noticeable share even in float32, and nearly "
         "all in bfloat16.",
-        "rezero": "{precision} Without a value at step 0, when the updates are exactly 0.",
+        "rezero": "{precision} Without a value at the start, when the updates are exactly 0.",
     },
     "finite": {ANY: "All finite, in every scheme."},
 }

@@ -64,15 +64,12 @@ def page(folder: Path) -> str:
     ends = figures.ends(record)
     maps, sections = health_sections(record, config, dtype, ends)
     columns = figures.columns(record.steps) if len(record) else None
-    data = json.dumps(
-        {"columns": columns, "maps": maps, "charts": charts + ends}, allow_nan=False, separators=(",", ":")
-    )
     name = folder.resolve().name
     fill = {
         "title": escape(f"{name}: residual health"),
         "css": (HERE / "report.css").read_text(encoding="utf-8"),
         "js": (HERE / "report.js").read_text(encoding="utf-8"),
-        "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        "data": embedded({"columns": columns, "maps": maps, "charts": charts + ends}),
         "name": escape(name),
         "lede": lede(config, summary, rows),
         "verdict": verdict(health, record, bool(summary)),
@@ -86,6 +83,12 @@ def page(folder: Path) -> str:
     template = (HERE / "report.html").read_text(encoding="utf-8")
     # One pass: what is filled in is not looked at again, so that it cannot ask for more.
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: fill[hole[1]], template)
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Strict JSON that may stand inside a script element, whatever its strings hold."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
