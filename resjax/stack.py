@@ -9,11 +9,26 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from resjax.residual import Branch, Connection, Context, Flow, Init, NormDefaults, Run, Scheme, Site, evaluate, start, tap
+from resjax.residual import (
+    KERNEL_ROLES,
+    Branch,
+    Connection,
+    Context,
+    Flow,
+    Init,
+    NormDefaults,
+    Run,
+    Scheme,
+    Site,
+    evaluate,
+    start,
+    tap,
+)
 from resjax.residual.parameters import is_variable
 
 Probes = dict[str, jax.Array]
 MakeBranch = Callable[[str, jax.Array], Branch]  # kind of sub-layer, key -> branch
+BLOCK_KERNELS = frozenset(KERNEL_ROLES) - {"head"}
 STREAM = "stream"  # the name that the stream after each site bears in the program, for checkpoint policies and for reading its dtype
 REMAT: dict[str, Any] = {
     "full": None,
@@ -99,12 +114,13 @@ class Stack(nnx.Module):
 
         keys = jax.random.split(key, depth)
         self.runs = nnx.List(
-            [
-                jax.vmap(build(run))(keys[run.first : run.first + run.length], jnp.arange(run.first, run.first + run.length))
-                for run in self.plan
-            ]
+            [jax.vmap(build(run))(keys[run.first : run.first + run.length], numbered(run)) for run in self.plan]
         )
-        for variable in jax.tree.leaves(self.runs, is_leaf=is_variable):
+        weights = jax.tree.leaves(self.runs, is_leaf=is_variable)
+        known = BLOCK_KERNELS.union(*(variable.role for variable in weights if hasattr(variable, "fans")))
+        if wrong := set(scheme.init) - known:
+            raise ValueError(f"the init rule for '{sorted(wrong)[0]}' starts nothing: roles of weights in blocks are {', '.join(sorted(known))}")
+        for variable in weights:
             variable.set_metadata(stacked=True)
 
     def places(self, block: Any, step: Any = 0) -> list[Site]:
@@ -116,7 +132,10 @@ class Stack(nnx.Module):
         """One block with its own parameters, to look into: a slice of the stored run."""
         for run, blocks in zip(self.plan, self.runs, strict=True):
             if run.first <= index < run.first + run.length:
-                return jax.tree.map(lambda leaf: leaf[index - run.first], blocks)
+                one = jax.tree.map(lambda leaf: leaf[index - run.first], blocks)
+                for variable in jax.tree.leaves(one, is_leaf=is_variable):
+                    variable.set_metadata(stacked=False)
+                return one
         raise IndexError(f"block {index} is not one of 0..{self.depth - 1}")
 
     def __call__(self, embedded: jax.Array, context: Context) -> tuple[jax.Array, Probes]:
@@ -136,8 +155,7 @@ class Stack(nnx.Module):
 
     def _numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
-        blocks = jnp.arange(run.first, run.first + run.length, dtype=jnp.float32)
-        sites = self.places(blocks, jnp.asarray(context.step, jnp.float32))
+        sites = self.places(numbered(run), jnp.asarray(context.step, jnp.float32))
         gains = ("in_scale", "scale", "scale_eval", "skip", "entry", "drop")
         rows = [{name: evaluate(getattr(scheme, name), site) for name in gains} for scheme, site in zip(run.sites, sites, strict=True)]
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
@@ -158,6 +176,11 @@ class Stack(nnx.Module):
             stream, probes = body(stream, layer)
             rows.append(probes)
         return stream, jax.tree.map(lambda *parts: jnp.stack(parts), *rows)
+
+
+def numbered(run: Run) -> jax.Array:
+    """The blocks of a run as rules see them: float32, so that a rule may divide by one or raise it to a power."""
+    return jnp.arange(run.first, run.first + run.length, dtype=jnp.float32)
 
 
 def unstacked(tree: Any, length: int) -> list[Any]:

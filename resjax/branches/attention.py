@@ -79,8 +79,8 @@ class Attention(nnx.Module):
 def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
     """Rotary positions for (B, H, T, C), C even: pair i of position t is turned by the angle t * base^(-2 i / C)."""
     length, size = x.shape[-2:]
-    angles = jnp.arange(length)[:, None] * base ** (-jnp.arange(0, size, 2) / size)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(exact(x), 2, axis=-1)
-    cos, sin = cos.astype(first.dtype), sin.astype(first.dtype)
+    positions, pairs = jnp.arange(length, dtype=first.dtype), jnp.arange(0, size, 2, dtype=first.dtype)
+    angles = positions[:, None] * base ** (-pairs / size)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)

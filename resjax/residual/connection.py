@@ -126,6 +126,8 @@ class Connection(nnx.Module):
             case Learned():
                 return self.gains[name](x)
             case Knob(knob):
+                if knob not in context.knobs:
+                    raise KeyError(f"the scheme reads the knob '{knob}', and the context gives {sorted(context.knobs) or 'none'}")
                 return jnp.asarray(context.knobs[knob]).astype(x.dtype) * x
             case float():
                 return x if value == 1.0 else None if value == 0.0 else jnp.asarray(value, x.dtype) * x

@@ -9,6 +9,8 @@ Every ablation between two schemes of this form is a call of :meth:`Scheme.but`.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
 from typing import Any, Literal
 
 import jax
@@ -56,6 +58,10 @@ class Learned:
     start: float | Rule = 1.0
     shape: Literal["scalar", "vector"] = "vector"
     offset: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("scalar", "vector"):
+            raise ValueError(f"the shape of a learned gain is '{self.shape}', which is neither scalar nor vector")
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,10 @@ class InitRule:
     gain: float | Rule = 1.0
     family: Literal["base", "xavier"] = "base"
 
+    def __post_init__(self) -> None:
+        if self.family not in ("base", "xavier"):
+            raise ValueError(f"the family of an init rule is '{self.family}', which is neither base nor xavier")
+
 
 @dataclass(frozen=True)
 class OptRule:
@@ -169,8 +179,7 @@ class Scheme:
             if (name := getattr(self, field)) is not None and name not in NORM_NAMES:
                 raise ValueError(f"{field} is '{name}', which is none of {', '.join(NORM_NAMES)} and None")
         for field in GAINS:
-            if isinstance(value := getattr(self, field), int) and not isinstance(value, bool):
-                object.__setattr__(self, field, float(value))  # 1 and 1.0 must be one record: they group runs and key compilations
+            object.__setattr__(self, field, _checked(field, getattr(self, field)))
         for field in ("skip", "entry", "norm_after"):
             if field not in self.carry.uses and getattr(self, field) != _DEFAULTS[field]:
                 raise ValueError(f"{field} has no meaning for the carry of '{self.name}': it uses {sorted(self.carry.uses)}")
@@ -220,11 +229,11 @@ class Scheme:
     def formula(self) -> str:
         """The equation as resolved, with the numbers in it, such as ``H' = H + 0.1 F(norm(H))``."""
         branch = _times(self.in_scale, f"{self.norm_in}(H)" if self.norm_in else "H")
-        branch = f"F({branch})"
+        branch = f"F({branch or 0})"
         if self.norm_out:
             branch = f"{self.norm_out}({branch})"
         branch = _times(self.scale, branch)
-        if self.drop != 0.0:
+        if branch and self.drop != 0.0:
             branch = f"drop({branch}; {_show(self.drop)})"
         terms = [_times(self.skip, "H"), _times(self.entry, "H_block"), branch]
         total = " + ".join(term for term in terms if term) or "0"
@@ -242,6 +251,20 @@ class Run:
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Scheme)}
+
+
+def _checked(field: str, gain: Any) -> Gain | None:
+    """The gain as it is stored: 1 and 1.0 must be one record, since they group runs and key compilations."""
+    if isinstance(gain, Real) and not isinstance(gain, bool):
+        gain = float(gain)
+        if not isfinite(gain) or (field == "drop" and not 0.0 <= gain <= 1.0):
+            raise ValueError(f"{field} is {gain}; it must be {'from 0 to 1' if field == 'drop' else 'finite'}")
+    elif isinstance(gain, Learned):
+        if field in ("scale_eval", "drop"):
+            raise ValueError(f"{field} cannot be learned: {'training never sees it' if field == 'scale_eval' else 'a draw has no gradient'}")
+    elif not (isinstance(gain, Knob) or callable(gain) or (gain is None and field == "scale_eval")):
+        raise ValueError(f"{field} is {gain!r}; a gain is a number, a rule of the site, Learned or Knob")
+    return gain
 
 
 def _show(gain: Gain | None) -> str:
