@@ -84,6 +84,7 @@ def assemble(config: Any, vocab: int) -> Parts:
         dynamic_scale=config.precision.loss_scale == "dynamic",
         forward="forward" in config.health.groups,
         backward="backward" in config.health.groups,
+        moved=config.precision.param != "float32" and bool(config.health.groups),
     )
     rate = schedule(config.optimizer.schedule, config.optimizer.lr, config.optimizer.warmup, config.train.steps)
     return Parts(config, scheme, graphdef, abstract, optimizer, rate, recipe, mesh, remat, compute, stream, vocab)

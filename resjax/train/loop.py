@@ -181,7 +181,8 @@ class Loop:
         if pending.probes is not None:
             probes = jax.device_get(pending.probes)
             self.record.append(pending.number, probes)
-            row["moved"] = float(probes["moved"])
+            if "moved" in probes:
+                row["moved"] = float(probes["moved"])
         logged = pending.number % self.config.train.log_every == 0 or pending.number in (1, self.config.train.steps)
         if logged or not finite:
             row["tokens_per_s"] = self._speed(pending.number)

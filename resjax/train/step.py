@@ -31,6 +31,7 @@ class Recipe:
       stop: a non-finite loss or gradient halts the run (else the step is passed over).
       dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
       forward, backward: which probes there are.
+      moved: also measure which share of the parameters a step changes; costs a copy of them, and is 1 or nearly so in float32.
     """
 
     accumulate: int = 1
@@ -40,6 +41,7 @@ class Recipe:
     dynamic_scale: bool = False
     forward: bool = True
     backward: bool = True
+    moved: bool = False
 
 
 Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
@@ -49,7 +51,7 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
     """The function ``(state, batch (B, T + 1), on) -> (state, metrics, probes)``, to be jitted.
 
     ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
-    (before clipping), lr, finite, loss_scale, moved. The returned state is the old one wherever the loss or the gradient is not finite.
+    (before clipping), lr, finite, loss_scale. The returned state is the old one wherever the loss or the gradient is not finite.
     """
 
     def slice_loss(params: nnx.State, taps: dict, tokens: jax.Array, key: jax.Array, state: TrainState, on: jax.Array) -> Any:
@@ -114,16 +116,22 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
         if recipe.clip:
             factor = clip_scale(norm, recipe.clip)
             grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = apply_updates(state.params, updates)
-
         applied = finite & ~state.halted
-        keep = lambda new, old: jnp.where(applied, new, old)  # noqa: E731
+
+        def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return apply_updates(params, updates), opt_state
+
+        # a branch, not a select of every leaf: that would hold old and new state side by side
+        keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731
+        params, opt_state = jax.lax.cond(applied, update, keep, grads, state.opt_state, state.params)
+        if recipe.moved:
+            probes |= {"moved": jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), params, state.params)}
         scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
         halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
         new = TrainState(
-            params=jax.tree.map(keep, params, state.params),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
             step=state.step + jnp.where(halted, 0, 1),
             cursor=state.cursor + jnp.where(halted, 0, 1),
             key=state.key,
@@ -131,7 +139,6 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
             halted=halted,
             skipped=jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1)),
         )
-        moved = jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), new.params, state.params)
         metrics = {
             "loss": value.astype(jnp.float32),
             "grad_norm": norm,
@@ -141,7 +148,7 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
             "skipped": new.skipped,
             "loss_scale": state.loss_scale.scale,
         }
-        return new, metrics, probes | {"moved": moved}
+        return new, metrics, probes
 
     return step
 
