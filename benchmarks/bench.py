@@ -85,7 +85,10 @@ def pairs(first: Callable[[], float], second: Callable[[], float], count: int = 
 
 def write(name: str, result: dict[str, Any]) -> None:
     """Print ``result`` and keep it in results/<name>.json with the versions that it was measured with."""
-    made = {"versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "flax", "optax")}}, **result}
+    made = {
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "flax", "optax")}},
+        **result,
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
     print(json.dumps(made, indent=1))

@@ -1,6 +1,6 @@
 """What do depth and probes cost? Probes at the default cadence, compile time at 10 and 1,000 blocks, memory a block under full remat.
 
-    python benchmarks/cost.py
+python benchmarks/cost.py
 """
 
 import statistics
@@ -22,7 +22,9 @@ def probes() -> dict:
     for name, size in SIZES.items():
         bare, probed = Step(size), Step(size | PROBED)
         steps = CADENCE * max(1, round(2e3 / bare.run(3) / CADENCE))
-        result[name] = pairs(lambda p=probed, n=steps: p.run(n, CADENCE), lambda b=bare, n=steps: b.run(n)) | {"goal": 1.03}
+        result[name] = pairs(lambda p=probed, n=steps: p.run(n, CADENCE), lambda b=bare, n=steps: b.run(n)) | {
+            "goal": 1.03
+        }
         print(name, result[name], flush=True)
     return result
 
@@ -35,7 +37,11 @@ def compile_times() -> dict:
         for depth in seconds:
             seconds[depth].append(Step(size | {"model.depth": depth}).compile_seconds)
     medians = {depth: statistics.median(values) for depth, values in seconds.items()}
-    return {"seconds": {str(k): round(v, 2) for k, v in medians.items()}, "ratio": round(medians[1000] / medians[10], 3), "goal": 1.5}
+    return {
+        "seconds": {str(k): round(v, 2) for k, v in medians.items()},
+        "ratio": round(medians[1000] / medians[10], 3),
+        "goal": 1.5,
+    }
 
 
 def memory() -> dict:
@@ -50,7 +56,12 @@ def memory() -> dict:
     unit = batch * length * width * 4
     growth = (temporary[128][0] - temporary[32][0]) / 96 / unit
     gradient = (temporary[128][1] - temporary[32][1]) / 96 / unit
-    return {"units_a_block": round(growth, 3), "of_which_gradient": round(gradient, 3), "stream": round(growth - gradient, 3), "goal": 1.15}
+    return {
+        "units_a_block": round(growth, 3),
+        "of_which_gradient": round(gradient, 3),
+        "stream": round(growth - gradient, 3),
+        "goal": 1.15,
+    }
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ class Block(nn.Module):
 
     def forward(self, h):
         batch, length, width = h.shape
-        q, k, v = (x.view(batch, length, self.heads, -1).transpose(1, 2) for x in self.qkv(self.norm_attention(h)).split(width, -1))
+        q, k, v = (
+            x.view(batch, length, self.heads, -1).transpose(1, 2)
+            for x in self.qkv(self.norm_attention(h)).split(width, -1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return h + self.down(F.gelu(self.up(self.norm_mlp(h)), approximate="tanh"))

@@ -1,6 +1,6 @@
 """How fast is a training step against eager PyTorch? Interleaved rounds, equal arithmetic, median of 7 pairs.
 
-    python benchmarks/speed.py --torch-python PATH_TO_A_PYTHON_WITH_TORCH
+python benchmarks/speed.py --torch-python PATH_TO_A_PYTHON_WITH_TORCH
 """
 
 import argparse
@@ -22,7 +22,11 @@ class Peer:
     """The PyTorch program in its own process, idle between rounds."""
 
     def __init__(self, python: str, sizes: dict[str, int]):
-        words = [python, str(Path(__file__).with_name("peer_torch.py")), *(f"--{name}={value}" for name, value in sizes.items())]
+        words = [
+            python,
+            str(Path(__file__).with_name("peer_torch.py")),
+            *(f"--{name}={value}" for name, value in sizes.items()),
+        ]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.facts = self._answer()
 
@@ -54,11 +58,15 @@ def main() -> None:
             continue
         sizes = {"depth": depth, "width": width, "length": length, "batch": batch, "heads": heads}
         peer = Peer(a.torch_python, sizes)
-        fields = {f"model.{k}": sizes[k] for k in ("depth", "width", "heads")} | {f"data.{k}": sizes[k] for k in ("length", "batch")}
+        fields = {f"model.{k}": sizes[k] for k in ("depth", "width", "heads")} | {
+            f"data.{k}": sizes[k] for k in ("length", "batch")
+        }
         step = Step(fields | ({"model.remat": a.remat} if a.remat else {}))
         steps = max(2, round(1e3 * SECONDS_A_ROUND / step.run(3)))
         result[name] = {
-            **pairs(lambda step=step, steps=steps: step.run(steps), lambda peer=peer, steps=steps: peer.run(steps), a.pairs),
+            **pairs(
+                lambda step=step, steps=steps: step.run(steps), lambda peer=peer, steps=steps: peer.run(steps), a.pairs
+            ),
             "goal": goal,
             "remat": step.parts.remat,
             **peer.facts,

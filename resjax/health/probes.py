@@ -59,20 +59,26 @@ def swallowed(update: jax.Array, kept: jax.Array) -> jax.Array:
 
 def measure(flow: Flow) -> dict[str, jax.Array]:
     """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, or nothing is kept)."""
+    update, kept, after = flow.update, flow.kept, flow.after
     nothing = jnp.float32(jnp.nan)
-    update, kept = flow.update, flow.kept
-    both = update is not None and kept is not None
-    probes = {
-        "update_ratio": ratio(update, kept) if both else nothing,
-        "stream_rms": rms(flow.after),
-        "update_rms": nothing if update is None else rms(update),
-        "update_cosine": cosine(update, kept) if both else nothing,
-        "token_cosine": token_cosine(flow.after),
-        "stream_max": jnp.max(jnp.abs(exact(flow.after))),
-        "update_max": nothing if update is None else jnp.max(jnp.abs(exact(update))),
-        "finite": jnp.all(jnp.isfinite(flow.after)) & (True if update is None else jnp.all(jnp.isfinite(update))),
-        "swallowed": swallowed(update, kept) if both else nothing,
+    probes = dict.fromkeys(SITE_PROBES, nothing) | {
+        "stream_rms": rms(after),
+        "token_cosine": token_cosine(after),
+        "stream_max": jnp.max(jnp.abs(exact(after))),
+        "finite": jnp.all(jnp.isfinite(after)),
     }
+    if update is not None:
+        probes |= {
+            "update_rms": rms(update),
+            "update_max": jnp.max(jnp.abs(exact(update))),
+            "finite": probes["finite"] & jnp.all(jnp.isfinite(update)),
+        }
+        if kept is not None:
+            probes |= {
+                "update_ratio": ratio(update, kept),
+                "update_cosine": cosine(update, kept),
+                "swallowed": swallowed(update, kept),
+            }
     return {name: jnp.asarray(value, jnp.float32) for name, value in probes.items()}
 
 

@@ -92,7 +92,9 @@ class LM(nnx.Module):
             )
         return MLP(shape.width, round(shape.mlp_ratio * shape.width), shape.mlp, bias=shape.bias, key=key)
 
-    def __call__(self, tokens: jax.Array, context: Context, embed_tap: jax.Array | None = None) -> tuple[jax.Array, Probes]:
+    def __call__(
+        self, tokens: jax.Array, context: Context, embed_tap: jax.Array | None = None
+    ) -> tuple[jax.Array, Probes]:
         """Logits and probes.
 
         Args:
@@ -109,7 +111,10 @@ class LM(nnx.Module):
         if self.positions is not None:
             h = h + self.positions[...].astype(shape.stream)[: tokens.shape[1]]
         if context.train and shape.dropout > 0.0:
-            h = dropout(jax.random.fold_in(jax.random.fold_in(context.key, 2 * shape.depth), EMBED_DROPOUT), h, shape.dropout)
+            if context.key is None:
+                raise ValueError("dropout needs a key: give one in the context, or train=False")
+            after_all_sites = jax.random.fold_in(context.key, len(KINDS) * shape.depth)
+            h = dropout(jax.random.fold_in(after_all_sites, EMBED_DROPOUT), h, shape.dropout)
         if embed_tap is not None:
             h = tap(h, embed_tap, jnp.asarray(context.on))
         last, probes = self.stack(h, context)

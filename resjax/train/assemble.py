@@ -64,7 +64,9 @@ def assemble(config: Any, vocab: int) -> Parts:
     """All parts of the run that ``config`` (validated) describes, on data with ``vocab`` tokens."""
     scheme = scheme_of(config)
     accelerated = jax.default_backend() != "cpu"
-    compute = ("bfloat16" if accelerated else "float32") if config.precision.compute == "auto" else config.precision.compute
+    compute = (
+        ("bfloat16" if accelerated else "float32") if config.precision.compute == "auto" else config.precision.compute
+    )
     stream = "float32" if config.precision.stream == "auto" else config.precision.stream
     vocab = config.model.vocab or vocab
     rows = config.data.batch // config.train.accumulate
@@ -123,7 +125,9 @@ def choose_remat(config: Any, rows: int, compute: str) -> str:
     if not stats or "bytes_limit" not in stats:
         return "dots" if tokens >= DOTS_TOKENS else "full"
     hidden = model.mlp_ratio * (2 if model.mlp == "swiglu" else 1)
-    kept = tokens * model.depth * model.width * (5 + hidden) * jnp.dtype(compute).itemsize  # q, k, v, two writes, hidden
+    kept = (
+        tokens * model.depth * model.width * (5 + hidden) * jnp.dtype(compute).itemsize
+    )  # q, k, v, two writes, hidden
     return "dots" if kept < SAVED_SHARE * stats["bytes_limit"] else "full"
 
 

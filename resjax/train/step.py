@@ -15,9 +15,15 @@ from resjax.residual import Context
 from resjax.train.optimizer import apply_updates, clip_scale
 from resjax.train.state import LossScale, TrainState
 
-GROWTH_INTERVAL = 2000  # finite steps after which a dynamic loss scale doubles (the usual rule of mixed-precision training)
+GROWTH_INTERVAL = (
+    2000  # finite steps after which a dynamic loss scale doubles (the usual rule of mixed-precision training)
+)
 LARGEST_SCALE = 2.0**24
-MERGE = {"stream_max": jnp.max, "update_max": jnp.max, "finite": jnp.min}  # over the slices of an accumulated step; others: mean
+MERGE = {
+    "stream_max": jnp.max,
+    "update_max": jnp.max,
+    "finite": jnp.min,
+}  # over the slices of an accumulated step; others: mean
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,18 @@ class Recipe:
 Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
 
 
-def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, schedule: optax.Schedule, recipe: Recipe) -> Step:
+def make_step(
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, schedule: optax.Schedule, recipe: Recipe
+) -> Step:
     """The function ``(state, batch (B, T + 1), on) -> (state, metrics, probes)``, to be jitted.
 
     ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
     (before clipping), lr, finite, loss_scale. The returned state is the old one wherever the loss or the gradient is not finite.
     """
 
-    def slice_loss(params: nnx.State, taps: dict, tokens: jax.Array, key: jax.Array, state: TrainState, on: jax.Array) -> Any:
+    def slice_loss(
+        params: nnx.State, taps: dict, tokens: jax.Array, key: jax.Array, state: TrainState, on: jax.Array
+    ) -> Any:
         model = nnx.merge(graphdef, params)
         context = Context(
             train=True,
@@ -84,24 +94,7 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
             (grads, squares), (value, probes) = gradient(state.params, taps, tokens, key, state, on)
             return grads, squares, value, probes
 
-        count = recipe.accumulate
-        if count == 1:
-            grads, squares, value, probes = one(batch, key)
-        else:
-            slices = batch.reshape(count, batch.shape[0] // count, *batch.shape[1:])
-
-            def add(total: nnx.State, slice_: tuple) -> tuple:
-                grads, *rest = one(*slice_)
-                return jax.tree.map(jnp.add, total, grads), rest
-
-            zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), state.params)
-            grads, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
-            grads = jax.tree.map(lambda g: g / jnp.asarray(count, g.dtype), grads)
-            # the loss of a slice is a mean over the slice: the gradient norm of the whole batch's stream is sqrt(sum) / count
-            squares = jax.tree.map(lambda s: jnp.sum(s) / count**2 if s.ndim == 1 else jnp.sum(s, axis=0) / count**2, squares)
-            value = jnp.mean(values)
-            probes = {name: MERGE.get(name, jnp.mean)(row, axis=0) for name, row in rows.items()}
-
+        grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
         inverse = 1.0 / state.loss_scale.scale
         if recipe.compute == "float16":
             grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
@@ -114,7 +107,7 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
         if recipe.clip:
-            factor = clip_scale(norm, recipe.clip)
+            factor = jnp.asarray(clip_scale(norm, recipe.clip))
             grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
         applied = finite & ~state.halted
 
@@ -151,6 +144,32 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, s
         return new, metrics, probes
 
     return step
+
+
+def accumulated(
+    one: Callable[[jax.Array, jax.Array], tuple], params: nnx.State, batch: jax.Array, key: jax.Array, count: int
+) -> tuple:
+    """``one(tokens, key) -> (gradients, squared taps, loss, probes)`` over ``count`` slices of the batch, one after the other.
+
+    Every slice's loss is a mean over the slice, so gradients and losses are averaged (gradients in float32), and the squared norm of
+    the whole batch's gradient at the stream is the sum over slices by count^2. Probes are averaged, extremes kept.
+    """
+    if count == 1:
+        return one(batch, key)
+
+    def add(total: nnx.State, slice_: tuple[jax.Array, jax.Array]) -> tuple[nnx.State, tuple]:
+        grads, *rest = one(*slice_)
+        return jax.tree.map(lambda sum_, g: sum_ + g.astype(jnp.float32), total, grads), tuple(rest)
+
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    slices = batch.reshape(count, batch.shape[0] // count, *batch.shape[1:])
+    total, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
+    return (
+        jax.tree.map(lambda g: g / count, total),
+        jax.tree.map(lambda s: jnp.sum(s, axis=0) / count**2, squares),
+        jnp.mean(values),
+        {name: MERGE.get(name, jnp.mean)(row, axis=0) for name, row in rows.items()},
+    )
 
 
 def _rescaled(scaler: LossScale, finite: jax.Array, recipe: Recipe) -> tuple[LossScale, jax.Array]:
