@@ -238,7 +238,8 @@ def separate_muon(gradient):
     """What optax's Muon makes of one plain matrix, by itself: the reference for every matrix of a stack."""
     tx = optax.contrib.muon(1.0, beta=0.95, consistent_rms=0.2)
     params = {"w": jnp.zeros_like(gradient)}
-    return tx.update({"w": gradient}, tx.init(params), params)[0]["w"]
+    with jax.numpy_dtype_promotion("standard"):  # optax itself is not strict
+        return tx.update({"w": gradient}, tx.init(params), params)[0]["w"]
 
 
 def test_muon_orthogonalises_each_matrix_of_a_stack_by_itself():

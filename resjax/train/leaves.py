@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -50,13 +51,7 @@ def signature(leaf: Any) -> list[Any]:
 
 
 def to_host(leaf: Any) -> np.ndarray:
-    """A copy in host memory; the words of a key. Copied, because a donated device buffer may be written again at once.
-
-    Raises:
-      TypeError: not an array.
-    """
-    if not hasattr(leaf, "dtype"):
-        raise TypeError(f"a {type(leaf).__name__} is not an array: {leaf!r}")
+    """A copy in host memory; the words of a key. A copy, because a donated device buffer may soon be written again."""
     if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -69,11 +64,31 @@ def to_host(leaf: Any) -> np.ndarray:
     return np.array(leaf)
 
 
-def fingerprint(arrays: Mapping[str, np.ndarray], signatures: Mapping[str, list[Any]]) -> str:
+def to_hosts(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """:func:`to_host` of every leaf, with all transfers under way at once."""
+    for leaf in leaves.values():
+        if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
+    return {path: to_host(leaf) for path, leaf in leaves.items()}
+
+
+def signatures(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """:func:`signature` of every leaf.
+
+    Raises:
+      TypeError: a leaf that is no array, such as a Python number.
+    """
+    for path, leaf in leaves.items():
+        if not hasattr(leaf, "dtype"):
+            raise TypeError(f"'{path}' is a {type(leaf).__name__}, not an array: {leaf!r}")
+    return {path: signature(leaf) for path, leaf in leaves.items()}
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray], described: Mapping[str, list[Any]]) -> str:
     """SHA-256 over host arrays in path order, each as path, dtype, shape and little-endian bytes."""
     digest = hashlib.sha256()
     for path in sorted(arrays):
-        dtype, shape = signatures[path]
+        dtype, shape = described[path]
         digest.update(f"{path}\0{dtype}\0{','.join(map(str, shape))}\0".encode())
         array = np.ascontiguousarray(arrays[path])
         if array.dtype.byteorder == ">":
@@ -88,7 +103,32 @@ def tree_hash(tree: Any) -> str:
     ``param_hash`` is that of the parameters.
     """
     leaves = named(tree)
-    return fingerprint(
-        {path: to_host(leaf) for path, leaf in leaves.items()},
-        {path: signature(leaf) for path, leaf in leaves.items()},
-    )
+    described = signatures(leaves)
+    return fingerprint(to_hosts(leaves), described)
+
+
+def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of :func:`named` as plain dicts."""
+    tree: dict[str, Any] = {}
+    for path, array in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = array
+    return tree
+
+
+def placed(array: np.ndarray, like: Any) -> Any:
+    """Host numbers in the form of ``like``: array or key, dtype, sharding.
+
+    In memory of its own, so it can be donated.
+    """
+    if is_key(like):
+        out = jax.random.wrap_key_data(jnp.array(array), impl=key_kind(like))
+    elif isinstance(like, (np.ndarray, np.generic)):
+        return array.astype(like.dtype)
+    else:
+        out = jnp.array(array, dtype=like.dtype)
+    sharding = like.sharding if getattr(like, "committed", True) else None
+    return out if sharding is None else jax.device_put(out, sharding)
