@@ -1,0 +1,1 @@
+"""How is a model trained? State, step and loop, and what they write."""
