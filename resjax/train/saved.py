@@ -77,6 +77,6 @@ def _refuse_other_scheme(facts: dict[str, Any], config: Any) -> None:
     if was and now and was["sha256"] != now["sha256"]:
         then, today = (side["sha256"][:12] for side in (was, now))
         raise Refused(
-            f"the file of residual.name, '{now['path']}', has changed since the run was made (sha256 {then} then, {today} "
-            "now); config.json of the run holds its old text, under scheme_source"
+            f"the file of residual.name, '{now['path']}', has changed since the run was made (sha256 {then} then, "
+            f"{today} now); config.json of the run holds its old text, under scheme_source"
         )

@@ -2,15 +2,20 @@
 
 import os
 import signal
+import sys
+import threading
 from types import FrameType
 
 STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143}  # exit code after a clean save
+SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 class Signals:
     """While entered: Ctrl-C and SIGTERM ask for a save and a stop, SIGUSR1 asks for a report.
 
-    A second Ctrl-C or SIGTERM ends the process at once, without a save.
+    A second Ctrl-C or SIGTERM ends the process at once, without a save. Python runs signal handlers between two steps of Python
+    code, which may be minutes apart while XLA compiles; so a thread reads the signals too, and it is this thread that ends the process.
+    Outside of the main thread, where Python allows no handlers, nothing is asked for.
 
     Attributes:
       stop: the signal that asked for a stop, or None.
@@ -27,18 +32,43 @@ class Signals:
         return STOPPING[self.stop] if self.stop else 0
 
     def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         wanted = {number: self._on_stop for number in STOPPING} | {signal.SIGUSR1: self._on_report}
         self._before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+        self._end, self._bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        self._bell_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        self._watcher = threading.Thread(target=self._watch, name="resjax-signals", daemon=True)
+        self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._before:
+            return
+        signal.set_wakeup_fd(self._bell_before)
+        os.close(self._bell)
+        self._watcher.join()
+        os.close(self._end)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
-        if self.stop is not None:
-            os._exit(STOPPING[signal.Signals(number)])
-        self.stop = signal.Signals(number)
+        self.stop = self.stop or signal.Signals(number)
 
     def _on_report(self, number: int, _: FrameType | None) -> None:
         self.report = True
+
+    def _watch(self) -> None:
+        """Count the signals as they arrive, until the other end of the pipe is closed."""
+        stops = 0
+        while word := os.read(self._end, 1):
+            if word[0] not in STOPPING:
+                continue
+            stops += 1
+            if stops == 2:
+                if sys.stdout is not None and sys.stdout.isatty():
+                    os.write(1, SHOW_CURSOR)
+                os._exit(STOPPING[signal.Signals(word[0])])
+            name = signal.Signals(word[0]).name
+            os.write(2, f"resjax: {name}: saving and stopping after this step; a second one stops at once, unsaved\n".encode())
