@@ -209,7 +209,9 @@ class Scheme:
         """The blocks in order, neighbours of one form grouped: each run is built and scanned as one."""
         runs: list[Run] = []
         for block in range(depth):
-            sites = tuple(self.resolve(kind, block) for kind in kinds)
+            *inner, last = (self.resolve(kind, block) for kind in kinds)
+            # the gain on the entry acts at the last site of a block: elsewhere there is none, no parameter and no term
+            sites = (*(dataclasses.replace(scheme, entry=0.0) for scheme in inner), last)
             if runs and runs[-1].sites == sites:
                 runs[-1] = dataclasses.replace(runs[-1], length=runs[-1].length + 1)
             else:
