@@ -1,0 +1,24 @@
+"""How does the whole suite run? On the CPU, with strict dtype promotion, and with NNX graph mode off where asked.
+
+RESJAX_TEST_GRAPH_MODE=0 runs everything with modules as plain pytrees, which Flax is moving to. Both ways must pass.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # also for the commands that tests start
+
+import jax
+import pytest
+from flax import nnx
+from kit import make
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")  # a silent bfloat16 -> float32 is the fault we look for most
+if os.environ.get("RESJAX_TEST_GRAPH_MODE") == "0":
+    nnx.set_graph_mode(False)
+    nnx.set_graph_updates(False)
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """``make_model(scheme, **shape)``: a small language model, all parameters away from their start; see kit.make."""
+    return make

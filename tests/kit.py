@@ -1,0 +1,117 @@
+"""What do the tests of models share? Small models made without compiling, a fast jit, comparisons."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.models.lm import LM, Shape
+from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme, Site
+from resjax.residual.parameters import is_variable
+from resjax.stack import Stack
+
+KINDS = ("attention", "mlp")
+EVALUATION, DEFAULT_INIT = Context(), Init()
+EPS = 1e-3  # of the norms: large enough that a wrong or forgotten one shows in float32
+SMALL: dict[str, Any] = dict(vocab=11, length=6, depth=4, width=8, heads=2, norms=NormDefaults("layernorm", EPS))
+TOKENS = np.random.default_rng(5).integers(0, 11, (2, 6)).astype(np.int32)
+
+
+def variables(tree: Any) -> list[nnx.Variable]:
+    return jax.tree.leaves(tree, is_leaf=is_variable)
+
+
+def drawn(variable: nnx.Variable, rng: np.random.Generator, out_scale: float = 1.0) -> np.ndarray:
+    """A value away from the start of every role: gains are not 1 or 0, biases are not 0."""
+    noise = rng.normal(size=variable.shape)
+    match variable.role[0]:
+        case "emb" | "pos":
+            return noise
+        case "norm_scale":
+            return 1 + 0.3 * noise
+        case "gain":
+            return 0.7 + 0.3 * noise
+        case "norm_bias" | "bias" | "gain_offset":
+            return 0.3 * noise
+    return noise / np.sqrt(variable.fans[0]) * (out_scale if variable.role == ("write",) else 1.0)
+
+
+def perturbed(build: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
+    """The module that ``build()`` would make, with seeded values in place of its own; nothing is compiled.
+
+    Weights have unit gain, those that write to the stream times ``out_scale``.
+    """
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda v: v.replace(jnp.asarray(drawn(v, rng, out_scale), v.dtype)), jax.eval_shape(build), is_leaf=is_variable
+    )
+
+
+def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
+    """A language model under ``scheme``, all parameters away from their start; ``shape`` over the sizes in SMALL."""
+    scheme = CATALOGUE[scheme] if isinstance(scheme, str) else scheme
+    return perturbed(lambda: LM(Shape(**(SMALL | shape)), scheme, Init(), key=jax.random.key(0)), seed, out_scale)
+
+
+def start(scheme: Scheme | str, init: Init = DEFAULT_INIT, seed: int = 0, **shape: Any) -> LM:
+    """The same as it starts."""
+    scheme = CATALOGUE[scheme] if isinstance(scheme, str) else scheme
+    return fast(lambda: LM(Shape(**(SMALL | shape)), scheme, init, key=jax.random.key(seed)))()
+
+
+def stack(
+    scheme: Scheme | str, make_branch: Any, depth: int, width: int, kinds: tuple[str, ...] = KINDS, **options: Any
+) -> Stack:
+    """A stack of branches of one's own, as it starts."""
+    scheme = CATALOGUE[scheme] if isinstance(scheme, str) else scheme
+    options = dict(norms=NormDefaults("layernorm", 1e-6), init=Init(), key=jax.random.key(0)) | options
+    return Stack(scheme, kinds, depth, width, make_branch, **options)
+
+
+@functools.cache
+def quick_options() -> dict[str, Any]:
+    """Compiler options that make compiling a small model about 5 times faster; those of them that this JAX knows."""
+    options: dict[str, Any] = {}
+    for name, value in (("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)):
+        try:
+            jax.jit(lambda x: x + 1, compiler_options={name: value})(1.0)
+        except jax.errors.JaxRuntimeError:
+            continue
+        options[name] = value
+    return options
+
+
+def fast(f: Any, **options: Any) -> Any:
+    """jax.jit for functions that are compiled once and run on little data. Not for tests of rounding."""
+    return jax.jit(f, compiler_options=quick_options(), **options)
+
+
+def forward(model: LM, context: Context = EVALUATION, tokens: np.ndarray = TOKENS) -> jax.Array:
+    """Logits, compiled with quick options."""
+    return fast(lambda m: m(jnp.asarray(tokens), context)[0])(model)
+
+
+def functional(logits: jax.Array, seed: int = 9) -> jax.Array:
+    """A random linear functional as a loss: a mean square after a norm would have no gradient."""
+    weights = np.random.default_rng(seed).normal(size=logits.shape)
+    return jnp.sum(logits * jnp.asarray(weights, logits.dtype))
+
+
+def relative(got: Any, want: Any) -> float:
+    """Largest difference over the largest magnitude."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape, (got.shape, want.shape)
+    return float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
+
+
+def largest_difference(got: Any, want: Any) -> float:
+    """Over two trees, the largest :func:`relative` of their leaves."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(relative(a, b) for a, b in pairs)
+
+
+def site(kind: str = "attention", pos: int = 0, depth: int = 4, block: int = 0) -> Site:
+    return Site(kind, pos, 2, depth, block)
