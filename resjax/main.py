@@ -1,34 +1,59 @@
 """Train a deep model under a residual scheme, or continue a run.
 
-    python -m resjax.main --config=FILE[:variant] [--workdir=DIR] [--from=RUN[@STEP]] [--config.FIELD=VALUE ...]
+python -m resjax.main --config=FILE[:variant] [--workdir=DIR] [--from=RUN[@STEP]] [--config.FIELD=VALUE ...]
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from resjax.errors import Refused
+from resjax.errors import Refused, nearest
 
 BAD_INPUT, OUTSIDE_FAULT = 2, 1
 PREFIX = "--config."
+OPTIONS = ("config", "workdir", "from", "evaluate", "profile", "config_help", "help")
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message.removeprefix('argument ')}; --help shows how the command is used")
+
+
+def parser() -> Parser:
+    made = Parser(
         prog="python -m resjax.main",
-        description="Train a deep model under any residual scheme and show its residual health. The same command continues a run.",
-        epilog="Any field of the config can be set: --config.model.depth=48; --config_help lists them. While it trains, a SIGUSR1 "
-        "prints the table by depth and writes report.html; Ctrl-C or SIGTERM saves and stops. Exit codes: 0 done, 1 the machine "
-        "failed (disk full), 2 bad input, 4 non-finite value, 130 and 143 saved after Ctrl-C and SIGTERM.",
+        description="Train a deep model under any residual scheme, and watch its residual health. "
+        "The same command continues a run.",
+        epilog="Any field of the config can be set: --config.model.depth=48; --config_help lists them. "
+        "While it trains, a SIGUSR1 prints the table by depth and writes report.html; Ctrl-C or SIGTERM saves and "
+        "stops. Exit codes: 0 done, 1 the machine failed (disk full), 2 bad input, 4 non-finite value, 130 and 143 "
+        "saved after Ctrl-C and SIGTERM.",
         allow_abbrev=False,
     )
     made.add_argument("--config", metavar="FILE[:variant]", help="config file, with a variant if it has some")
-    made.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/, with the config's name and the overrides)")
-    made.add_argument("--from", dest="source", metavar="RUN[@STEP]", help="start from a saved state of another run, under this config")
-    made.add_argument("--evaluate", metavar="STEP", nargs="?", const="newest", help="only evaluate a saved step of --workdir, and print its held-out loss")
-    made.add_argument("--profile", action="store_true", help="write a profiler trace of a few steps into the run's folder")
-    made.add_argument("--config_help", action="store_true", help="list every config field with type, default and meaning")
+    made.add_argument(
+        "--workdir", metavar="DIR", help="the run's folder (default: runs/, with the config's name and the overrides)"
+    )
+    made.add_argument(
+        "--from", dest="source", metavar="RUN[@STEP]", help="start from a saved state of another run, under this config"
+    )
+    made.add_argument(
+        "--evaluate",
+        metavar="STEP",
+        nargs="?",
+        const="newest",
+        help="only evaluate a saved step of --workdir, and print its held-out loss",
+    )
+    made.add_argument(
+        "--profile", action="store_true", help="write a profiler trace of a few steps into the run's folder"
+    )
+    made.add_argument(
+        "--config_help", action="store_true", help="list every config field with type, default and meaning"
+    )
     return made
 
 
@@ -50,12 +75,29 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, st
     return others, pairs
 
 
+def refuse_unknown(words: Sequence[str]) -> None:
+    """Refuse words that are no option of the command, with what was probably meant."""
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        tail = f"={value}" if equals else ""
+        if not word.startswith("-"):
+            hint = f"; did you mean --config={word}?" if word.partition(":")[0].endswith(".py") else ""
+        elif close := nearest(name, OPTIONS):
+            hint = close.replace("'", "--", 1).replace("'", tail, 1)
+        else:
+            from resjax.config.schema import FIELDS, SECTIONS
+
+            field = name if name in FIELDS or name.partition(".")[0] in SECTIONS else ""
+            hint = f"; did you mean --config.{field}{tail}?" if field else ""
+        raise Refused(f"'{word}' is no option of this command{hint or '; --help lists them'}")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    made = parser()
     try:
         others, overrides = split_overrides(sys.argv[1:] if words is None else words)
-        arguments = made.parse_args(others)
+        arguments, unknown = parser().parse_known_args(others)
+        refuse_unknown(unknown)
         if arguments.config_help:
             from resjax.config.listing import help_text
 
@@ -63,9 +105,13 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         if not arguments.config:
             raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
+        for option in ("source", "profile"):
+            if arguments.evaluate is not None and getattr(arguments, option):
+                name = "from" if option == "source" else option
+                raise Refused(f"--evaluate and --{name} contradict one another: --evaluate trains nothing")
         from resjax.config.load import load
 
-        config = load(arguments.config, overrides)
+        config = load(os.path.expanduser(arguments.config), overrides)
         if arguments.workdir == "":
             raise Refused("--workdir is empty; name a folder, or leave it out")
         from resjax.config.folder import default_folder
@@ -81,7 +127,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        print(f"resjax: {os.strerror(error.errno) if error.errno else error}{where}; what was saved before is intact", file=sys.stderr)
+        print(
+            f"resjax: {os.strerror(error.errno) if error.errno else error}{where}; what was saved before is intact",
+            file=sys.stderr,
+        )
         return OUTSIDE_FAULT
     except KeyboardInterrupt:
         return 130

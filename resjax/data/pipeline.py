@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -86,7 +86,7 @@ class Pipeline:
         """
         return self._held_out[i]
 
-    def stream(self, start: int = 0, ahead: int = 2) -> Iterator[np.ndarray]:
+    def stream(self, start: int = 0, ahead: int = 2) -> Generator[np.ndarray]:
         """batch(start), batch(start + 1), ... without end, prepared `ahead` of their use by one thread.
 
         Closing the iterator (or dropping it, or leaving the program) ends the thread.

@@ -15,11 +15,14 @@ from resjax.residual import Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
 from resjax.train import optimizer as optimizers
 from resjax.train.schedule import schedule
-from resjax.train.state import TrainState, cast, create
+from resjax.train.state import LossScale, TrainState, cast, create, first_loss_scale
 from resjax.train.step import Recipe
 
 FIRST_DYNAMIC_SCALE = 2.0**15
 DOTS_TOKENS = 512  # on a CPU, keeping the products pays from about here (measured, see benchmarks/README.md)
+# Drawing the weights is compiled for one use: on a CPU, optimizing that program takes 5 s, and pays from about here
+# (in parameters).
+QUICK, QUICK_BELOW = {"xla_backend_optimization_level": 0}, 30e6
 SAVED_SHARE = 0.3  # of an accelerator's memory that kept products may take
 
 
@@ -35,7 +38,6 @@ class Parts:
       mesh: the devices.
       remat: the checkpoint policy that 'auto' stood for.
       compute, stream: the dtypes that 'auto' stood for.
-      key: the run's PRNG key.
     """
 
     config: Any
@@ -53,7 +55,17 @@ class Parts:
 
     def initial(self) -> TrainState:
         """The state before the first step; a function of the config alone, whatever the devices."""
-        return jax.jit(lambda: _initial(self.config, self.scheme, self.shape, self.optimizer))()
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
+        quick = QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
+        return jax.jit(lambda: _initial(self.config, self.scheme, self.shape, self.optimizer), compiler_options=quick)()
+
+    def key(self) -> jax.Array:
+        """The random key of the run's steps."""
+        return _keys(self.config)[1]
+
+    def loss_scale(self) -> LossScale:
+        """The loss scale before the first step."""
+        return first_loss_scale(_first_scale(self.config))
 
     @property
     def shape(self) -> Shape:
@@ -83,6 +95,7 @@ def assemble(config: Any, vocab: int) -> Parts:
         compute=compute,
         clip=config.optimizer.clip or 0.0,
         stop=config.train.on_nonfinite != "skip",
+        scaled=config.precision.loss_scale is not None,
         dynamic_scale=config.precision.loss_scale == "dynamic",
         forward="forward" in config.health.groups,
         backward="backward" in config.health.groups,
@@ -137,8 +150,17 @@ def _model(config: Any, scheme: Scheme, shape: Shape, key: jax.Array) -> LM:
 
 
 def _initial(config: Any, scheme: Scheme, shape: Shape, optimizer: optax.GradientTransformation) -> TrainState:
-    weights, run = jax.random.split(jax.random.key(config.seed))
+    weights, run = _keys(config)
     _, params = nnx.split(_model(config, scheme, shape, weights))
+    return create(cast(params, config.precision.param), optimizer, run, _first_scale(config))
+
+
+def _keys(config: Any) -> tuple[jax.Array, jax.Array]:
+    """For the weights, and for the steps."""
+    weights, steps = jax.random.split(jax.random.key(config.seed))
+    return weights, steps
+
+
+def _first_scale(config: Any) -> float:
     scale = config.precision.loss_scale
-    scale = FIRST_DYNAMIC_SCALE if scale == "dynamic" else scale or 1.0
-    return create(cast(params, config.precision.param), optimizer, run, scale)
+    return FIRST_DYNAMIC_SCALE if scale == "dynamic" else scale or 1.0

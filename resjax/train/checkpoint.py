@@ -103,6 +103,11 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def poll(self) -> None:
+        """Raise what :meth:`wait` would raise, but without waiting."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def close(self) -> None:
         """:meth:`wait`, and let go. After it, leaving the program loses nothing."""
         try:

@@ -1,11 +1,9 @@
 """What happens from a checked config to an exit code? The order of it: read, refuse, restore, compile, train."""
 
-import dataclasses
 import time
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from resjax import data
 from resjax.config.scheme import describe as describe_scheme
@@ -15,103 +13,144 @@ from resjax.scale.mesh import by_rows, replicated
 from resjax.train import fork
 from resjax.train.assemble import Parts, assemble
 from resjax.train.checkpoint import Checkpoints
-from resjax.train.loop import Loop, held_out_loss, startup_lines
-from resjax.train.progress import clock
+from resjax.train.closing import against_bigram
+from resjax.train.loop import Loop, newest
+from resjax.train.program import compile_evaluation, compile_programs, held_out_loss
+from resjax.train.progress import clock, make_console
 from resjax.train.runfolder import RunFolder, describe, refuse_other_run
 from resjax.train.signals import Signals
-from resjax.train.step import make_evaluation
 
 
 def train(config: Any, workdir: str, source: str | None = None, profile: bool = False) -> int:
-    """Train ``config`` in ``workdir`` (or continue there, or start there from the state ``source``); returns the exit code.
+    """Train ``config`` in ``workdir`` (or continue there, or start there from ``source``); returns the exit code.
 
     Everything that can be refused is refused before the folder is made.
+
+    Raises:
+      Refused: bad input.
+      OSError: the disk is full, or the like; what was saved before is whole.
     """
-    say = Console(highlight=False, soft_wrap=True, markup=False).print
-    with Signals() as signals:
-        config = resolve(config, jax.default_backend())
-        folder = RunFolder(workdir)
+    console = make_console()
+    with Signals() as signals, RunFolder(workdir) as folder:
+        config = resolve(config, _platform())
+        origin = fork.parse(source) if source is not None else None
+        folder.lock()
         before = folder.facts()
-        folder.check_writable()
-        for line in warnings(config):
-            say(f"note: {line}")
+        if before is None:
+            folder.check_writable()
         parts, corpus, pipeline = _assembled(config)
-        lineage = _lineage(source) if source else None
-        facts = describe(config, corpus, lineage)
+        facts = describe(config, corpus, None)
         if before is not None:
             refuse_other_run(before, facts, config, folder.path)
-            facts["lineage"] = before.get("lineage")
+            fork.refuse_other_origin(before.get("lineage"), origin)
+            origin, facts["lineage"] = fork.recorded(before.get("lineage")), before.get("lineage")
             if summary := folder.finished(config.train.steps):
-                say(f"{folder.path} is finished: {summary['steps']} steps, held-out loss {summary['eval_loss']:.4f}; nothing to do")
+                ended = f"{summary['steps']} steps, held-out loss {summary['eval_loss']:.4f}"
+                console.print(f"{folder.path} is finished: {ended}; nothing to do")
                 return 0
-        loop = Loop(parts, corpus, pipeline, folder, signals, say)
-        state = loop.restore()
-        if state is None and source:
-            state, facts["lineage"] = fork.load(source, parts)
-            forked = True
-        else:
-            forked = False
-        for line in startup_lines(parts, corpus, describe_scheme(config)):
-            say(line)
-        if state is None:
-            say(f"starting in {folder.path}")
-            state = parts.initial()
-        else:
-            say(f"{'starting' if forked else 'continuing'} in {folder.path} from step {int(state.step)}{f' of {source}' if forked else ''}")
-        state = jax.device_put(state, replicated(parts.mesh))
-        folder.open(facts)
+        for line in warnings(config):
+            console.print(f"note: {line}")
+        checkpoints = Checkpoints(folder.checkpoints, config.train.keep)
         try:
-            loop.prepare(state)
-            say(f"compiled in {clock(loop.compile_seconds)}; the stream is {loop.stream_dtype} in the compiled program")
+            state, skipped = newest(checkpoints, parts)
+            forked = state is None and origin is not None
+            if origin is not None and state is None:
+                state, facts["lineage"], more = fork.load(origin, parts)
+                skipped += more
+            for line in [*skipped, *startup_lines(parts, corpus, describe_scheme(config))]:
+                console.print(line)
+            done = 0 if state is None else int(state.step)
+            whence = (
+                f" from step {done}" + (f" of {origin.folder.path}" if origin and forked else "")
+                if state is not None
+                else ""
+            )
+            console.print(f"{'starting' if forked or state is None else 'continuing'} in {folder.path}{whence}")
+            folder.open(facts, new=before is None)
+            if state is None:
+                state = parts.initial()
+            if forked:  # from here on the folder needs its origin no more
+                checkpoints.save(done, state, {"config": config.to_dict()})
+            programs = compile_programs(parts, state)
+            console.print(
+                f"compiled in {clock(programs.seconds)}; the stream is {programs.stream_dtype} in the compiled program"
+            )
             if signals.stop:
-                say("stopped before the first step; the same command starts again")
+                console.print(f"stopped before step {done + 1}; the same command goes on")
                 return signals.exit_code
-            if forked:
-                loop.state = state
-                loop.save()
-            return loop.run(state, profile)
+            loop = Loop(parts, programs, corpus, pipeline, folder, checkpoints, signals, console)
+            return loop.run(jax.device_put(state, programs.whole), profile)
         finally:
-            folder.close()
+            checkpoints.close()
 
 
 def evaluate(config: Any, workdir: str, step: str) -> int:
-    """Print the held-out loss of one saved step; nothing is written."""
+    """Print the held-out loss of one saved step ('newest', or its number); nothing is written.
+
+    Raises:
+      Refused: bad input.
+    """
     began = time.monotonic()
-    config = resolve(config, jax.default_backend())
+    config = resolve(config, _platform())
     folder = RunFolder(workdir)
     before = folder.facts()
     if before is None:
         raise Refused(f"--workdir is '{workdir}', which holds no run to evaluate")
-    if step != "newest" and not step.isdigit():
+    if step != "newest" and not (step.isascii() and step.isdigit()):
         raise Refused(f"--evaluate is '{step}'; give the number of a saved step, or nothing for the newest")
     parts, corpus, pipeline = _assembled(config)
     refuse_other_run(before, describe(config, corpus, None), config, folder.path)
+    wanted = {"params": parts.abstract.params, "step": parts.abstract.step}
     checkpoints = Checkpoints(folder.checkpoints)
-    params = {"params": parts.abstract.params, "step": parts.abstract.step}
-    state, _, skipped = checkpoints.restore(None if step == "newest" else int(step), params, partial=True)
-    checkpoints.close()
+    try:
+        state, _, skipped = checkpoints.restore(None if step == "newest" else int(step), wanted, partial=True)
+    finally:
+        checkpoints.close()
     for line in skipped:
         print(line)
-    state = jax.device_put(dataclasses.replace(parts.abstract, **state), replicated(parts.mesh))
-    rows = by_rows(parts.mesh)
-    evaluation = jax.jit(make_evaluation(parts.graphdef, parts.compute), in_shardings=(replicated(parts.mesh), rows, replicated(parts.mesh)))
-    loss = held_out_loss(evaluation, state, pipeline, config.train.eval_batches, rows)
-    gap = corpus.baselines.bigram - (loss or 0.0)
+    state = jax.device_put(state, replicated(parts.mesh))
+    loss = held_out_loss(
+        compile_evaluation(parts),
+        state["params"],
+        state["step"],
+        pipeline,
+        config.train.eval_batches,
+        by_rows(parts.mesh),
+    )
+    assert loss is not None
     print(
-        f"{folder.path}, step {int(state.step)}: held-out loss {loss:.6f} nats per token, {abs(gap):.3f} "
-        f"{'below' if gap > 0 else 'above'} the bigram baseline ({clock(time.monotonic() - began)})"
+        f"{folder.path}, step {int(state['step'])}: held-out loss {loss:.6f} nats per token, "
+        f"{against_bigram(corpus, loss)} ({clock(time.monotonic() - began)})"
     )
     return 0
+
+
+def startup_lines(parts: Parts, corpus: data.Corpus, described: list[str]) -> list[str]:
+    """What a run prints before it compiles."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(parts.abstract.params))
+    model = parts.config.model
+    devices = f"{parts.mesh.size} {jax.devices()[0].device_kind} device{'s' if parts.mesh.size > 1 else ''}"
+    return [
+        *corpus.summary_lines(),
+        *described,
+        f"model: {model.depth} blocks x width {model.width}, {count:,} parameters; compute {parts.compute}, "
+        f"stream {parts.stream}; remat {parts.remat}; {devices}",
+    ]
+
+
+def _platform() -> str:
+    """Raises Refused where JAX finds no device."""
+    try:
+        return jax.default_backend()
+    except RuntimeError as error:
+        raise Refused(f"JAX finds no device to run on: {str(error).partition(chr(10))[0]}") from None
 
 
 def _assembled(config: Any) -> tuple[Parts, data.Corpus, data.Pipeline]:
     corpus = data.load(config.data.source, config.data.field, config.seed)
     if config.model.vocab and config.model.vocab < corpus.vocab:
-        raise Refused(f"model.vocab is {config.model.vocab}, but data.source '{config.data.source}' has {corpus.vocab} tokens")
+        raise Refused(
+            f"model.vocab is {config.model.vocab}, but data.source '{config.data.source}' has {corpus.vocab} tokens"
+        )
     pipeline = data.Pipeline(corpus, config.data.length, config.data.batch, config.seed)
     return assemble(config, corpus.vocab), corpus, pipeline
-
-
-def _lineage(source: str) -> dict[str, Any]:
-    folder, step = fork.parse(source)
-    return {"run": str(folder.path), "step": step}

@@ -1,4 +1,4 @@
-"""How does a run learn that it should stop, or report? Signals set a flag; the loop reads it between steps and evaluation batches."""
+"""How does a run learn that it should stop, or report? Signals set a flag, which the loop reads between steps."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 class Signals:
     """While entered: Ctrl-C and SIGTERM ask for a save and a stop, SIGUSR1 asks for a report.
 
-    A second Ctrl-C or SIGTERM ends the process at once, without a save. Python runs signal handlers between two steps of Python
-    code, which may be minutes apart while XLA compiles; so a thread reads the signals too, and it is this thread that ends the process.
-    Outside of the main thread, where Python allows no handlers, nothing is asked for.
+    A second Ctrl-C or SIGTERM ends the process at once, without a save. Python runs signal handlers between two steps
+    of Python code, which may be minutes apart while XLA compiles; so a thread reads the signals too, and it is this
+    thread that ends the process. Outside of the main thread, where Python allows no handlers, nothing is asked for.
 
     Attributes:
       stop: the signal that asked for a stop, or None.
@@ -71,4 +71,5 @@ class Signals:
                     os.write(1, SHOW_CURSOR)
                 os._exit(STOPPING[signal.Signals(word[0])])
             name = signal.Signals(word[0]).name
-            os.write(2, f"resjax: {name}: saving and stopping after this step; a second one stops at once, unsaved\n".encode())
+            text = f"resjax: {name}: saving and stopping after this step; a second one stops at once, unsaved\n"
+            os.write(2, text.encode())

@@ -29,7 +29,7 @@ class TrainState:
       params: the model's parameters with their roles.
       opt_state: the optimizer's moments.
       step: optimizer steps done (int32). A step whose update was not applied under the policy 'skip' counts too.
-      cursor: index of the next batch (int32); equals ``step`` unless a rollback skipped batches or a fork starts its own data.
+      cursor: index of the next batch (int32); equals ``step`` but after a rollback and in forks with other data.
       key: PRNG key of the run; a step folds in ``step``.
       loss_scale: see :class:`LossScale`.
       halted: a non-finite value was met under the policy 'stop' or 'rollback': no step is applied any more.
@@ -46,6 +46,11 @@ class TrainState:
     skipped: jax.Array
 
 
+def first_loss_scale(scale: float) -> LossScale:
+    """The loss scale of a run's first step."""
+    return LossScale(jnp.float32(scale), jnp.int32(0))
+
+
 def create(params: nnx.State, optimizer: optax.GradientTransformation, key: jax.Array, loss_scale: float) -> TrainState:
     """The state before the first step."""
     return TrainState(
@@ -54,7 +59,7 @@ def create(params: nnx.State, optimizer: optax.GradientTransformation, key: jax.
         step=jnp.int32(0),
         cursor=jnp.int32(0),
         key=key,
-        loss_scale=LossScale(jnp.float32(loss_scale), jnp.int32(0)),
+        loss_scale=first_loss_scale(loss_scale),
         halted=jnp.asarray(False),
         skipped=jnp.int32(0),
     )

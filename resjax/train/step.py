@@ -35,6 +35,7 @@ class Recipe:
       compute: dtype of the branches and the head.
       clip: largest norm of the gradient; 0 = no clipping.
       stop: a non-finite loss or gradient halts the run (else the step is passed over).
+      scaled: the loss is multiplied by a scale, which is divided out of the gradient.
       dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
       forward, backward: which probes there are.
       moved: also measure which share of the parameters a step changes; costs a copy of them, and is 1 or nearly so in float32.
@@ -44,6 +45,7 @@ class Recipe:
     compute: str = "float32"
     clip: float = 0.0
     stop: bool = True
+    scaled: bool = False
     dynamic_scale: bool = False
     forward: bool = True
     backward: bool = True
@@ -96,9 +98,9 @@ def make_step(
 
         grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
         inverse = 1.0 / state.loss_scale.scale
-        if recipe.compute == "float16":
-            grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
-        norm = optax.global_norm(grads).astype(jnp.float32)
+        if recipe.scaled:  # in float32: the inverse of a large scale is 0 in float16
+            grads = jax.tree.map(lambda g: g.astype(jnp.float32) * inverse, grads)
+        norm = optax.tree.norm(grads).astype(jnp.float32)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         if recipe.backward:
             probes |= {

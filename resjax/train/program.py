@@ -1,0 +1,90 @@
+"""Which programs does a run consist of? Its step and its evaluation, compiled once, with their shardings."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from resjax.data import Pipeline
+from resjax.scale.mesh import by_rows, replicated
+from resjax.scale.program import stream_dtype
+from resjax.stack import STREAM
+from resjax.train.assemble import Parts
+from resjax.train.signals import Signals
+from resjax.train.state import TrainState
+from resjax.train.step import make_evaluation, make_step
+
+Evaluation = Callable[[Any, jax.Array, jax.Array], jax.Array]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What a run executes.
+
+    Attributes:
+      step: (state, batch, on) -> (state, metrics, probes); the state's buffers are used again for the result.
+      evaluation: (params, batch, step) -> loss of a held-out batch.
+      whole, rows: shardings of a state, and of a batch.
+      stream_dtype: dtype of the residual stream in the step.
+      seconds: that tracing and compiling took.
+    """
+
+    step: Callable[..., tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
+    evaluation: Evaluation
+    whole: NamedSharding
+    rows: NamedSharding
+    stream_dtype: str
+    seconds: float
+
+    def batch(self, tokens: np.ndarray) -> jax.Array:
+        """A batch, on the devices."""
+        return jax.device_put(tokens, self.rows)
+
+
+def compile_programs(parts: Parts, state: TrainState) -> Programs:
+    """Trace and compile; ``state`` may be abstract."""
+    began = time.monotonic()
+    whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
+    step = make_step(parts.graphdef, parts.optimizer, parts.schedule, parts.recipe)
+    jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole), out_shardings=whole)
+    traced = jitted.trace(state, _tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
+    compiled = traced.lower().compile()
+    evaluation = compile_evaluation(parts)
+    return Programs(compiled, evaluation, whole, rows, stream_dtype(traced, STREAM), time.monotonic() - began)
+
+
+def compile_evaluation(parts: Parts) -> Evaluation:
+    """The program of an evaluation alone."""
+    whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
+    evaluate = make_evaluation(parts.graphdef, parts.compute)
+    jitted = jax.jit(evaluate, in_shardings=(whole, rows, whole))
+    return jitted.lower(parts.abstract.params, _tokens(parts), parts.abstract.step).compile()
+
+
+def _tokens(parts: Parts) -> jax.ShapeDtypeStruct:
+    data = parts.config.data
+    return jax.ShapeDtypeStruct((data.batch, data.length + 1), jnp.int32)
+
+
+def held_out_loss(
+    evaluation: Evaluation,
+    params: Any,
+    step: jax.Array,
+    pipeline: Pipeline,
+    most: int,
+    rows: NamedSharding,
+    signals: Signals | None = None,
+) -> float | None:
+    """Mean loss of the first ``most`` held-out batches (or all there are); None if a signal asks to stop in between."""
+    losses = []
+    for i in range(min(most, pipeline.held_out_batches)):
+        if signals and signals.stop:
+            return None
+        losses.append(evaluation(params, jax.device_put(pipeline.held_out(i), rows), step))
+    return fmean(float(loss) for loss in losses)

@@ -1,0 +1,231 @@
+"""What do the tests of whole runs share? Tiny configurations, quick runs in this process and in others, looks into folders."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from resjax import data, main
+from resjax.health.record import HealthRecord
+from resjax.train import loop
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.program import Programs
+from resjax.train.writers import read_json, read_metrics
+
+ROOT = Path(__file__).parent.parent
+STEPS = 20
+TINY = """
+from resjax.config import default
+
+def get_config():
+    config = default()
+    config.data.source, config.data.length, config.data.batch = "markov", 16, 4
+    config.model.depth, config.model.width, config.model.heads, config.model.dropout = 2, 8, 2, 0.2
+    config.residual.drop_path = 0.1
+    config.train.steps, config.train.accumulate, config.train.log_every = 20, 2, 1
+    config.train.eval_every, config.train.eval_batches = 5, 2
+    config.train.save_every, config.train.keep = 5, 30
+    config.health.every = 3
+    return config
+"""
+CACHE = Path(tempfile.gettempdir()) / f"resjax-tests-{os.getpid()}"  # of compiled programs, for this test session
+OPTIONS = {
+    "jax_disable_most_optimizations": True,
+    "jax_compilation_cache_dir": str(CACHE),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Programs compile quickly, and the same one is compiled once; the Markov text is drawn once."""
+    before = {name: jax.config.values[name] for name in OPTIONS}
+    draw = data._markov
+    for name, value in OPTIONS.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    data._markov = functools.cache(draw)
+    try:
+        yield
+    finally:
+        data._markov = draw
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def tiny(folder: Path) -> Path:
+    """The tiny configuration, as a file in ``folder``."""
+    path = folder / "tiny.py"
+    path.write_text(TINY)
+    return path
+
+
+def words(config: Path, workdir: Path | str, *options: str, **fields: Any) -> list[str]:
+    """A command line; ``train__steps=3`` is --config.train.steps=3."""
+    flags = [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
+    return [f"--config={config}", f"--workdir={workdir}", *options, *flags]
+
+
+def run(config: Path, workdir: Path | str, *options: str, **fields: Any) -> int:
+    """The command in this process."""
+    return main.main(words(config, workdir, *options, **fields))
+
+
+@contextlib.contextmanager
+def at_batch(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """``act`` when the training batch ``number`` (from 1) of this session goes to the devices: before that step."""
+    original, seen = Programs.batch, []
+
+    def batch(self: Programs, tokens: np.ndarray) -> jax.Array:
+        seen.append(tokens)
+        if len(seen) == number:
+            act()
+        return original(self, tokens)
+
+    Programs.batch = batch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Programs.batch = original  # type: ignore[method-assign]
+
+
+def stopped(config: Path, workdir: Path, after: int, *options: str, number: int = signal.SIGTERM, **fields: Any) -> int:
+    """The command in this process, told by a signal to stop after so many steps of this session."""
+    with at_batch(after, lambda: os.kill(os.getpid(), number)):
+        return run(config, workdir, *options, **fields)
+
+
+@contextlib.contextmanager
+def recorded_batches() -> Iterator[list[int]]:
+    """Hashes of the training batches, in the order in which they are used."""
+    original, seen = Programs.batch, []
+
+    def batch(self: Programs, tokens: np.ndarray) -> jax.Array:
+        seen.append(hashlib.sha256(tokens.tobytes()).hexdigest()[:8])
+        return original(self, tokens)
+
+    Programs.batch = batch  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Programs.batch = original  # type: ignore[method-assign]
+
+
+# ------------------------------------------------------------------ other processes
+
+
+def environment(quick: bool = True, **more: str) -> dict[str, str]:
+    options = {name.upper(): str(value) for name, value in OPTIONS.items()} if quick else {}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "200", **options, **more}
+
+
+def start(*arguments: Any, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen:
+    """The command in a process of its own, its output piped together."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "resjax.main", *map(str, arguments)],
+        env=environ or environment(),
+        stdout=subprocess.PIPE,
+        stderr=options.pop("stderr", subprocess.STDOUT),
+        text=True,
+        **options,
+    )
+
+
+def command(
+    *arguments: Any, environ: dict[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess:
+    """The command in a process of its own, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "resjax.main", *map(str, arguments)],
+        env=environ or environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def until(process: subprocess.Popen, word: str) -> list[str]:
+    """The lines of a process up to the first that contains ``word``."""
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError(f"'{word}' was never said:\n{''.join(lines)}")
+
+
+# ------------------------------------------------------------------ what a folder holds
+
+
+def rows(folder: Path, kind: str = "loss") -> list[dict[str, Any]]:
+    """The rows that hold ``kind``, without what is measured in seconds."""
+    found = [row for row in read_metrics(folder / "metrics.jsonl") if kind in row]
+    return [{name: value for name, value in row.items() if name != "tokens_per_s"} for row in found]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "summary.json")
+
+
+def steps(folder: Path) -> list[int]:
+    """The saved steps."""
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def state_hash(folder: Path, step: int) -> str:
+    """Of a saved state: parameters, moments, step, place in the data, random key, loss scale."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    try:
+        return checkpoints.meta(step)["hash"]
+    finally:
+        checkpoints.close()
+
+
+def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a saved state, by path; read whole, so that damage shows."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    try:
+        return checkpoints._read_arrays(step, checkpoints._read_meta(step))
+    finally:
+        checkpoints.close()
+
+
+def health(folder: Path) -> dict[str, np.ndarray]:
+    record = HealthRecord.load(folder / "health")
+    assert not record.notes
+    return {"steps": record.steps, **{name: record[name] for name in record}}
+
+
+def files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every file and folder: when changed, and hash of its content."""
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+        )
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    """Bit for bit, NaN included."""
+    return a.keys() == b.keys() and all(
+        np.array_equal(a[name], b[name], equal_nan=a[name].dtype.kind == "f") for name in a
+    )
+
+
+__all__ = [name for name in dir() if not name.startswith("_") and name != "loop"]
