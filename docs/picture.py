@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 FIGURE = "update_ratio"
-WIDTH, HEIGHT, SCALE = 1120, 780, 1.5
+WIDTH, HEIGHT, SCALE = 1120, 820, 1.5
 ONLY = f"""
 main {{ padding-top: 24px }} main > section {{ display: none }}
 main > section:has(#{FIGURE}) {{ display: block; margin-top: 20px; padding-top: 0; border: 0 }}
