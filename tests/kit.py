@@ -1,6 +1,7 @@
 """What do the tests of models share? Small models made without compiling, a fast jit, comparisons."""
 
 import functools
+import zlib
 from typing import Any
 
 import jax
@@ -24,6 +25,14 @@ def variables(tree: Any) -> list[nnx.Variable]:
     return jax.tree.leaves(tree, is_leaf=is_variable)
 
 
+def by_role(tree: Any) -> dict[str, list[np.ndarray]]:
+    """Values by role; of a fused kernel by its first role."""
+    found: dict[str, list[np.ndarray]] = {}
+    for v in variables(tree):
+        found.setdefault(v.role[0], []).append(np.asarray(v[...]))
+    return found
+
+
 def drawn(variable: nnx.Variable, rng: np.random.Generator, out_scale: float = 1.0) -> np.ndarray:
     """A value away from the start of every role: gains are not 1 or 0, biases are not 0."""
     noise = rng.normal(size=variable.shape)
@@ -42,12 +51,15 @@ def drawn(variable: nnx.Variable, rng: np.random.Generator, out_scale: float = 1
 def perturbed(build: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
     """The module that ``build()`` would make, with seeded values in place of its own; nothing is compiled.
 
-    Weights have unit gain, those that write to the stream times ``out_scale``.
+    Weights have unit gain, those that write to the stream times ``out_scale``. Two modules have the same values where
+    they have the same parameters, whatever else they have.
     """
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda v: v.replace(jnp.asarray(drawn(v, rng, out_scale), v.dtype)), jax.eval_shape(build), is_leaf=is_variable
-    )
+
+    def filled(path: Any, variable: nnx.Variable) -> nnx.Variable:
+        rng = np.random.default_rng([seed, zlib.crc32(jax.tree_util.keystr(path).encode())])
+        return variable.replace(jnp.asarray(drawn(variable, rng, out_scale), variable.dtype))
+
+    return jax.tree_util.tree_map_with_path(filled, jax.eval_shape(build), is_leaf=is_variable)
 
 
 def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
