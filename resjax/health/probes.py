@@ -46,6 +46,8 @@ def token_cosine(stream: jax.Array) -> jax.Array:
     """
     tokens = exact(stream).reshape(stream.shape[0], -1, stream.shape[-1])
     count = tokens.shape[1]
+    if count == 1:  # rounding would make it plus or minus infinity
+        return jnp.full((), jnp.nan, tokens.dtype)
     unit = tokens / lengths(tokens)[..., None]
     return jnp.mean((jnp.sum(jnp.square(jnp.sum(unit, axis=1)), axis=-1) - count) / (count * (count - 1)))
 
