@@ -53,6 +53,15 @@ def test_training_commands_parse_and_their_configs_load(words, tmp_path, monkeyp
     assert describe(load(arguments.config, overrides))
 
 
+def test_saved_steps_that_commands_name_are_kept():
+    """Of a finished run of deep_preln.py the newest ``train.keep`` saves are there."""
+    train = load(str(ROOT / "configs" / "deep_preln.py")).train
+    saves = sorted({*range(train.save_every, train.steps, train.save_every), train.steps})[-train.keep :]
+    named = re.findall(r"runs/deep_preln@(\d+)|--evaluate=(\d+)", README)
+    assert len(named) >= 2
+    assert {int(one or other) for one, other in named} <= set(saves)
+
+
 def test_the_other_commands_are_known_and_parse():
     assert {words[0] for words in MODULES} == {"venv", "resjax.main", "resjax.sample", "pytest"}
     for words in MODULES:
