@@ -742,9 +742,27 @@ def test_learned_numbers_by_hand():
 
 
 def test_learned_gains_are_float32_and_move_in_it():
-    """LearnedGain multiplies in the stream's dtype, and is stored in float32: 1 + 1e-3 is 1 in bfloat16."""
+    """Stored in float32 under a bfloat16 stream: 1 + 1e-3 is 1 in bfloat16."""
     model = with_gains(make(PRE.but(skip=Learned(1.0, "scalar")), depth=1, stream="bfloat16"), 1.0 + 1e-3)
     gains = [v for v in variables(model) if v.role == ("gain",)]
     assert {v.dtype for v in gains} == {jnp.dtype("float32")}
     assert all(float(v[...].reshape(-1)[0]) != 1.0 for v in gains)
     assert dataclasses.replace(model.shape).stream == "bfloat16"
+
+
+def test_gradients_that_are_sums_over_tokens_are_summed_in_float32():
+    """A bfloat16 sum of equal terms stops at 256 of them; here are 4,096. Embedding, positions, biases, gains."""
+    tokens = jnp.zeros((16, 256), jnp.int32)
+    scheme = PRE.but(scale=Learned(0.1, "scalar"), skip=Learned(1.0, "vector", offset=True))
+    shape = {"depth": 1, "vocab": 2, "length": 256, "bias": True}
+
+    def gradient(stream: str) -> dict[str, np.ndarray]:
+        model = make(scheme, stream=stream, **shape)
+        context = Context(compute=jnp.dtype(stream))
+        weights = jnp.asarray(np.random.default_rng(1).normal(size=shape["vocab"]), jnp.float32)
+        grads = fast(jax.grad(lambda m: jnp.sum(m(tokens, context)[0] @ weights)))(model)
+        return {role: np.concatenate([v.ravel() for v in values]) for role, values in by_role(grads).items()}
+
+    want, got = gradient("float32"), gradient("bfloat16")
+    for role in ("emb", "pos", "bias", "gain", "gain_offset"):
+        assert np.linalg.norm(got[role] - want[role]) < 0.05 * np.linalg.norm(want[role]), role

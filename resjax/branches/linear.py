@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.residual import constant, kernel
+from resjax.residual.precision import exact
 
 
 class Linear(nnx.Module):
@@ -21,4 +22,7 @@ class Linear(nnx.Module):
         weights = self.kernel[...].astype(x.dtype)
         y = jnp.matmul(x.reshape(-1, x.shape[-1]), weights.reshape(weights.shape[0], -1))
         y = y.reshape(*x.shape[:-1], *weights.shape[1:])
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+        if self.bias is None:
+            return y
+        wide = exact(y)  # so that the bias's gradient, a sum over all tokens, is one in float32
+        return (wide + self.bias[...].astype(wide.dtype)).astype(y.dtype)

@@ -10,7 +10,7 @@ from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
 from resjax.residual.connection import dropout
 from resjax.residual.parameters import kernel
-from resjax.residual.precision import exact, rms
+from resjax.residual.precision import exact, rms, wide
 from resjax.stack import Probes, Stack, measured
 
 KINDS = ("attention", "mlp")
@@ -107,9 +107,11 @@ class LM(nnx.Module):
           before the first block) and ``final_rms`` (after the final norm, so never part of the stream's own profile).
         """
         shape = self.shape
-        h = self.embed[...].astype(shape.stream)[tokens]
+        # Narrowed last: the gradient of a row is a sum over all its tokens, which a bfloat16 table would swallow.
+        h = self.embed[...].astype(wide(shape.stream))[tokens]
         if self.positions is not None:
-            h = h + self.positions[...].astype(shape.stream)[: tokens.shape[1]]
+            h = h + self.positions[...].astype(h.dtype)[: tokens.shape[1]]
+        h = h.astype(shape.stream)
         if context.train and shape.dropout > 0.0:
             if context.key is None:
                 raise ValueError("dropout needs a key: give one in the context, or train=False")

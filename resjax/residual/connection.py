@@ -11,6 +11,7 @@ from flax import nnx
 from resjax.residual.equation import Gain, Knob, Learned, Scheme
 from resjax.residual.norms import NormDefaults, build_norm
 from resjax.residual.parameters import constant
+from resjax.residual.precision import exact
 from resjax.residual.site import Site
 from resjax.residual.streams import Flow
 
@@ -56,7 +57,11 @@ class Context:
 
 
 class LearnedGain(nnx.Module):
-    """The parameters of one :class:`Learned` gain: float32, whatever the precision of the rest."""
+    """One :class:`Learned` gain: float32 parameters, which act in float32 (or better) whatever the stream's precision.
+
+    Not only the value needs it (1 + 1e-3 is 1 in bfloat16): the gradient of a gain is a sum over all tokens, which stops
+    growing in bfloat16 once a term is below half a unit in its last place.
+    """
 
     def __init__(self, gain: Learned, width: int, site: Site):
         first = gain.start(site) if callable(gain.start) else gain.start
@@ -64,14 +69,18 @@ class LearnedGain(nnx.Module):
         self.offset = constant(0.0, (width,), "gain_offset") if gain.offset else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.gain[...].astype(x.dtype) * x
-        return y if self.offset is None else y + self.offset[...].astype(x.dtype)
+        y = exact(x)
+        y = self.gain[...].astype(y.dtype) * y
+        y = y if self.offset is None else y + self.offset[...].astype(y.dtype)
+        return y.astype(x.dtype)
 
 
 class Connection(nnx.Module):
     """One branch and its way into the stream, as ``scheme`` (resolved for this site) says."""
 
-    def __init__(self, scheme: Scheme, branch: Branch, width: int, site: Site, norms: NormDefaults, dropout: float = 0.0):
+    def __init__(
+        self, scheme: Scheme, branch: Branch, width: int, site: Site, norms: NormDefaults, dropout: float = 0.0
+    ):
         self.scheme = scheme
         self.branch = branch
         self.dropout = dropout
@@ -81,7 +90,9 @@ class Connection(nnx.Module):
         learned = {name: getattr(scheme, name) for name in LEARNABLE if isinstance(getattr(scheme, name), Learned)}
         self.gains = nnx.Dict({name: LearnedGain(gain, width, site) for name, gain in learned.items()})
 
-    def __call__(self, stream: Any, site: Site, numbers: Mapping[str, jax.Array], entry: Any, context: Context) -> tuple[Any, Flow]:
+    def __call__(
+        self, stream: Any, site: Site, numbers: Mapping[str, jax.Array], entry: Any, context: Context
+    ) -> tuple[Any, Flow]:
         """The stream after this site, and what flowed.
 
         Args:
@@ -120,14 +131,18 @@ class Connection(nnx.Module):
         y = self._drop_features(y, site, context)
         return self._drop_path(gain(scale, y), site, gain, context)
 
-    def _amplify(self, name: str, value: Gain | None, x: jax.Array, numbers: Mapping[str, jax.Array], context: Context) -> jax.Array | None:
+    def _amplify(
+        self, name: str, value: Gain | None, x: jax.Array, numbers: Mapping[str, jax.Array], context: Context
+    ) -> jax.Array | None:
         """``x`` times the gain called ``name``, in x's dtype; ``x`` itself for the constant 1, None for the constant 0."""
         match value:
             case Learned():
                 return self.gains[name](x)
             case Knob(knob):
                 if knob not in context.knobs:
-                    raise KeyError(f"the scheme reads the knob '{knob}', and the context gives {sorted(context.knobs) or 'none'}")
+                    raise KeyError(
+                        f"the scheme reads the knob '{knob}', and the context gives {sorted(context.knobs) or 'none'}"
+                    )
                 return jnp.asarray(context.knobs[knob]).astype(x.dtype) * x
             case float():
                 return x if value == 1.0 else None if value == 0.0 else jnp.asarray(value, x.dtype) * x
@@ -156,5 +171,3 @@ def dropout(key: jax.Array, x: jax.Array, rate: float) -> jax.Array:
     """Each element dropped with probability ``rate``, the others divided by 1 - rate."""
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
     return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
-
-

@@ -29,9 +29,14 @@ def total(*terms: jax.Array | None) -> jax.Array | None:
     return result
 
 
+def wide(dtype: jax.typing.DTypeLike) -> jnp.dtype:
+    """``dtype``, but at least float32: for sums over many terms, those of a gradient included."""
+    return jnp.dtype(dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32)
+
+
 def exact(x: jax.Array) -> jax.Array:
     """At least float32, for statistics and norms."""
-    return x if jnp.finfo(x.dtype).bits >= 32 else x.astype(jnp.float32)
+    return x.astype(wide(x.dtype))
 
 
 def rms(x: jax.Array) -> jax.Array:
