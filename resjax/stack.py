@@ -42,7 +42,9 @@ class Block(nnx.Module):
     def __init__(self, sites: list[Connection]):
         self.sites = nnx.List(sites)
 
-    def __call__(self, stream: Any, places: list[Site], numbers: list[dict], taps: jax.Array | None, context: Context) -> tuple[Any, Probes]:
+    def __call__(
+        self, stream: Any, places: list[Site], numbers: list[dict], taps: jax.Array | None, context: Context
+    ) -> tuple[Any, Probes]:
         """The stream after the block, and what was measured: site probes as (sites,), block probes as scalars."""
         entry, rows = stream, []
         for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
@@ -119,7 +121,9 @@ class Stack(nnx.Module):
         weights = jax.tree.leaves(self.runs, is_leaf=is_variable)
         known = BLOCK_KERNELS.union(*(variable.role for variable in weights if hasattr(variable, "fans")))
         if wrong := set(scheme.init) - known:
-            raise ValueError(f"the init rule for '{sorted(wrong)[0]}' starts nothing: roles of weights in blocks are {', '.join(sorted(known))}")
+            raise ValueError(
+                f"the init rule for '{sorted(wrong)[0]}' starts nothing: roles of weights in blocks are {', '.join(sorted(known))}"
+            )
         for variable in weights:
             variable.set_metadata(stacked=True)
 
@@ -132,7 +136,7 @@ class Stack(nnx.Module):
         """One block with its own parameters, to look into: a slice of the stored run."""
         for run, blocks in zip(self.plan, self.runs, strict=True):
             if run.first <= index < run.first + run.length:
-                one = jax.tree.map(lambda leaf: leaf[index - run.first], blocks)
+                one = jax.tree.map(lambda leaf, here=index - run.first: leaf[here], blocks)
                 for variable in jax.tree.leaves(one, is_leaf=is_variable):
                     variable.set_metadata(stacked=False)
                 return one
@@ -149,7 +153,9 @@ class Stack(nnx.Module):
             here = slice(run.first, run.first + run.length)
             numbers = self._numbers(run, context)
             taps = None if context.taps is None else context.taps[here]
-            stream, seen = self._run(blocks, np.arange(run.first, run.first + run.length), numbers, taps, stream, context)
+            stream, seen = self._run(
+                blocks, np.arange(run.first, run.first + run.length), numbers, taps, stream, context
+            )
             probes.append(seen)
         return carry.close(stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
 
@@ -157,10 +163,15 @@ class Stack(nnx.Module):
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
         sites = self.places(numbered(run), jnp.asarray(context.step, jnp.float32))
         gains = ("in_scale", "scale", "scale_eval", "skip", "entry", "drop")
-        rows = [{name: evaluate(getattr(scheme, name), site) for name in gains} for scheme, site in zip(run.sites, sites, strict=True)]
+        rows = [
+            {name: evaluate(getattr(scheme, name), site) for name in gains}
+            for scheme, site in zip(run.sites, sites, strict=True)
+        ]
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
-    def _run(self, blocks: Block, index: np.ndarray, numbers: list[dict], taps: Any, stream: Any, context: Context) -> tuple[Any, Probes]:
+    def _run(
+        self, blocks: Block, index: np.ndarray, numbers: list[dict], taps: Any, stream: Any, context: Context
+    ) -> tuple[Any, Probes]:
         def body(stream: Any, layer: tuple) -> tuple[Any, Probes]:
             block, i, numbers, taps = layer
             return block(stream, self.places(i), numbers, taps, context)
@@ -192,7 +203,9 @@ def unstacked(tree: Any, length: int) -> list[Any]:
 
     split.defvjp(lambda x: (split(x), None), lambda _, parts: (jnp.stack(parts),))
     leaves, structure = jax.tree.flatten(tree)
-    columns = [split(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else [leaf[i] for i in range(length)] for leaf in leaves]
+    columns = [
+        split(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else [leaf[i] for i in range(length)] for leaf in leaves
+    ]
     return [jax.tree.unflatten(structure, [column[i] for column in columns]) for i in range(length)]
 
 

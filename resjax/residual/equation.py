@@ -182,11 +182,16 @@ class Scheme:
             object.__setattr__(self, field, _checked(field, getattr(self, field)))
         for field in ("skip", "entry", "norm_after"):
             if field not in self.carry.uses and getattr(self, field) != _DEFAULTS[field]:
-                raise ValueError(f"{field} has no meaning for the carry of '{self.name}': it uses {sorted(self.carry.uses)}")
-        known = {field.name for field in dataclasses.fields(self)} - {"name", "equation", "paper", "carry", "final_norm", "init", "optim", "at"}
+                raise ValueError(
+                    f"{field} has no meaning for the carry of '{self.name}': it uses {sorted(self.carry.uses)}"
+                )
+        whole = {"name", "equation", "paper", "carry", "final_norm", "init", "optim", "at"}
+        known = {field.name for field in dataclasses.fields(self)} - whole
         for _, overrides in self.at:
             if wrong := set(overrides) - known:
-                raise ValueError(f"'{sorted(wrong)[0]}' cannot be overridden for some sites only; these can: {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"'{sorted(wrong)[0]}' cannot be overridden for some sites only; these can: {', '.join(sorted(known))}"
+                )
 
     def but(self, where: Where | None = None, **fields: Any) -> "Scheme":
         """This scheme with some fields changed, everywhere or only at the sites of ``where``.
@@ -263,7 +268,8 @@ def _checked(field: str, gain: Any) -> Gain | None:
             raise ValueError(f"{field} is {gain}; it must be {'from 0 to 1' if field == 'drop' else 'finite'}")
     elif isinstance(gain, Learned):
         if field in ("scale_eval", "drop"):
-            raise ValueError(f"{field} cannot be learned: {'training never sees it' if field == 'scale_eval' else 'a draw has no gradient'}")
+            why = "training never sees it" if field == "scale_eval" else "a draw has no gradient"
+            raise ValueError(f"{field} cannot be learned: {why}")
     elif not (isinstance(gain, Knob) or callable(gain) or (gain is None and field == "scale_eval")):
         raise ValueError(f"{field} is {gain!r}; a gain is a number, a rule of the site, Learned or Knob")
     return gain

@@ -16,7 +16,21 @@ from flax import nnx
 from resjax.residual.equation import InitRule
 from resjax.residual.site import Site
 
-ROLES = ("emb", "pos", "head", "q", "k", "v", "write", "fc_in", "bias", "norm_scale", "norm_bias", "gain", "gain_offset")
+ROLES = (
+    "emb",
+    "pos",
+    "head",
+    "q",
+    "k",
+    "v",
+    "write",
+    "fc_in",
+    "bias",
+    "norm_scale",
+    "norm_bias",
+    "gain",
+    "gain_offset",
+)
 KERNEL_ROLES = ("head", "q", "k", "v", "write", "fc_in")
 TRUNCATION = 3.0  # weights are drawn within 3 standard deviations
 _TRUNCATED_STD = 0.98657724  # of a standard normal truncated at 3; divided out, so that std is what it says

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 
 from resjax.residual.precision import total
 
-GainAt = Callable[[str, jax.Array], jax.Array | None]  # name of a gain, array -> array times the gain; None where the gain is 0
+GainAt = Callable[
+    [str, jax.Array], jax.Array | None
+]  # name of a gain, array -> array times the gain; None where the gain is 0
 NormAt = Callable[[str, jax.Array], jax.Array]
 
 
@@ -66,7 +68,13 @@ class OneStream:
         return stream, None
 
     def write(
-        self, stream: jax.Array, memo: None, update: jax.Array | None, gain: GainAt, norm: NormAt, entry: jax.Array | None
+        self,
+        stream: jax.Array,
+        memo: None,
+        update: jax.Array | None,
+        gain: GainAt,
+        norm: NormAt,
+        entry: jax.Array | None,
     ) -> tuple[jax.Array, Flow]:
         kept = total(gain("skip", stream), None if entry is None else gain("entry", entry))
         joined = total(kept, update)

@@ -22,7 +22,9 @@ def _forward(x: jax.Array, number: jax.Array, on: jax.Array) -> tuple[jax.Array,
 
 
 def _backward(on: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    squared = jax.lax.cond(on, lambda g: jnp.sum(jnp.square(exact(g))).astype(jnp.float32), lambda g: jnp.float32(0), gradient)
+    squared = jax.lax.cond(
+        on, lambda g: jnp.sum(jnp.square(exact(g))).astype(jnp.float32), lambda g: jnp.float32(0), gradient
+    )
     return gradient, squared, None
 
 

@@ -21,11 +21,12 @@ def make_mesh(data: int, rows: int) -> Mesh:
     visible = jax.device_count()
     count = visible if data == -1 else data
     if not 1 <= count <= visible:
-        raise Refused(f"mesh.data is {data}, but {visible} device{'s are' if visible > 1 else ' is'} visible; give 1 to {visible}, or -1 for all")
+        seen = f"{visible} device{'s are' if visible > 1 else ' is'} visible"
+        raise Refused(f"mesh.data is {data}, but {seen}; give 1 to {visible}, or -1 for all")
     if rows % count:
         raise Refused(
-            f"mesh.data spreads a batch over {count} devices, but data.batch / train.accumulate is {rows}, which {count} does not divide;"
-            " change data.batch, or mesh.data"
+            f"mesh.data spreads a batch over {count} devices, but data.batch / train.accumulate is {rows}, which {count} "
+            "does not divide; change data.batch, or mesh.data"
         )
     # Auto: the compiler places what is inside the step. JAX's default for a new mesh is Explicit.
     return jax.make_mesh((count,), (DATA,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
