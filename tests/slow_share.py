@@ -41,9 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.slow_share = "{}/{}".format(*config.stash[SHARE])
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    share = config.stash.get(SHARE, None)
-    return ["slow tests: share {} of {}".format(*share)] if share else []
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if share := config.stash.get(SHARE, None):
+        terminalreporter.write_line("slow tests: share {0} of {1} (--slow-share={0}/{1} repeats it)".format(*share))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -57,5 +57,6 @@ def test_slow_tests_run_in_one_part_and_others_in_all(tmp_path, workers):
             [sys.executable, "-m", "pytest", *words, *workers], capture_output=True, text=True, cwd=ROOT
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert f"slow tests: share {part} of 2" in done.stdout
         counts.append(int(done.stdout.split(" passed")[0].split()[-1]))
     assert sum(counts) == 8 + 2 and min(counts) >= 2, counts
