@@ -12,7 +12,7 @@ _CHUNK = 1 << 24  # tokens counted at a time, so that a text of gigabytes needs 
 
 @dataclasses.dataclass(frozen=True)
 class Floors:
-    """The exact entropies of a source of known law, in nats per token (claims.md B1); no predictor goes below them.
+    """The exact entropies of a source of known law, in nats per token; no predictor goes below them.
 
     unigram: H1, for a predictor that sees nothing; bigram: H2, one token back; trigram: H3, two tokens back.
     For a source of order two, H3 is the floor of every predictor.

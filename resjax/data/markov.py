@@ -1,6 +1,6 @@
 """What did a model learn? A synthetic text of order two, whose entropies are known, so that a loss names the answer.
 
-The law (claims.md, B1): V = 32 symbols, a two back and b one back,
+The law: V = 32 symbols, a two back and b one back,
 
     p(x | a, b) = softmax over x of  -1.5 ln rank(x) + A[b, x] + B[a, x],      A, B ~ N(0, 1.5^2),   rank(x) = x + 1.
 

@@ -30,7 +30,7 @@ def lengths(x: jax.Array) -> jax.Array:
 
 
 def ratio(update: jax.Array, stream: jax.Array) -> jax.Array:
-    """Token mean of |update| / |stream| (M4 of the protocol)."""
+    """Token mean of |update| / |stream|."""
     return jnp.mean(lengths(update) / lengths(stream))
 
 
@@ -40,7 +40,7 @@ def cosine(update: jax.Array, stream: jax.Array) -> jax.Array:
 
 
 def token_cosine(stream: jax.Array) -> jax.Array:
-    """Mean cosine between two different tokens of a sample (M1): 0 for orthogonal tokens, 1 for identical ones.
+    """Mean cosine between two different tokens of a sample: 0 for orthogonal tokens, 1 for identical ones.
 
     From the sum of the unit vectors, so linear in the number T of tokens: (|sum|^2 - T) / (T (T - 1)). NaN for a single token.
     """
@@ -53,7 +53,7 @@ def token_cosine(stream: jax.Array) -> jax.Array:
 
 
 def swallowed(update: jax.Array, kept: jax.Array) -> jax.Array:
-    """Share of the non-zero elements of the update that the add, rounded as the stream is, leaves no trace of (M12)."""
+    """Share of the non-zero elements of the update that the add, rounded as the stream is, leaves no trace of."""
     total = rounded(exact(kept) + exact(update), kept.dtype)
     moved = update != 0
     return jnp.sum((total == exact(kept)) & moved) / jnp.sum(moved)

@@ -77,7 +77,7 @@ SANDWICH_BRANCH = PRE_LN.but(
 SANDWICH_TRUNK = Scheme(
     name="sandwich_trunk",
     equation="H' = N_o(H + F(N_i(H)))",
-    paper="Sandwich-LN as the second seed article tells it: not the published one",
+    paper="a norm on the trunk beside the one before the branch: how Sandwich-LN is sometimes retold, not the published one",
     norm_in="norm",
     norm_after="norm",
 )

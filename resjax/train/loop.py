@@ -125,7 +125,9 @@ class Loop:
                     batches = self._batches()
                     continue
                 self._serve(last)
-                if self.signals.stop:
+                # A signal that came after the look at it above is heeded a step later: this step's numbers, still on
+                # their way, would be missing beside its saved state.
+                if self.signals.stop and pending is None:
                     return self._stop()
         finally:
             batches.close()
