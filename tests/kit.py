@@ -2,6 +2,7 @@
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,24 +49,38 @@ def drawn(variable: nnx.Variable, rng: np.random.Generator, out_scale: float = 1
     return noise / np.sqrt(variable.fans[0]) * (out_scale if variable.role == ("write",) else 1.0)
 
 
-def perturbed(build: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
-    """The module that ``build()`` would make, with seeded values in place of its own; nothing is compiled.
+def filled(abstract: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
+    """A module of abstract values with seeded ones in their place; nothing is compiled.
 
     Weights have unit gain, those that write to the stream times ``out_scale``. Two modules have the same values where
     they have the same parameters, whatever else they have.
     """
 
-    def filled(path: Any, variable: nnx.Variable) -> nnx.Variable:
+    def value(path: Any, variable: nnx.Variable) -> nnx.Variable:
         rng = np.random.default_rng([seed, zlib.crc32(jax.tree_util.keystr(path).encode())])
         return variable.replace(jnp.asarray(drawn(variable, rng, out_scale), variable.dtype))
 
-    return jax.tree_util.tree_map_with_path(filled, jax.eval_shape(build), is_leaf=is_variable)
+    return jax.tree_util.tree_map_with_path(value, abstract, is_leaf=is_variable)
+
+
+def perturbed(build: Callable[[], Any], seed: int = 0, out_scale: float = 1.0) -> Any:
+    """The module that ``build()`` would make, with values away from its own; see :func:`filled`."""
+    return filled(jax.eval_shape(build), seed, out_scale)
+
+
+@functools.cache
+def _abstract(scheme: Scheme, shape: Shape) -> LM:
+    return jax.eval_shape(lambda: LM(shape, scheme, Init(), key=jax.random.key(0)))
+
+
+def abstract(scheme: Scheme | str, **shape: Any) -> LM:
+    """A language model without values, not to be changed; ``shape`` over the sizes in SMALL."""
+    return _abstract(CATALOGUE[scheme] if isinstance(scheme, str) else scheme, Shape(**(SMALL | shape)))
 
 
 def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
     """A language model under ``scheme``, all parameters away from their start; ``shape`` over the sizes in SMALL."""
-    scheme = CATALOGUE[scheme] if isinstance(scheme, str) else scheme
-    return perturbed(lambda: LM(Shape(**(SMALL | shape)), scheme, Init(), key=jax.random.key(0)), seed, out_scale)
+    return filled(abstract(scheme, **shape), seed, out_scale)
 
 
 def start(scheme: Scheme | str, init: Init = DEFAULT_INIT, seed: int = 0, **shape: Any) -> LM:
