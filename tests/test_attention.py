@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kit import fast
 
 from resjax.branches.attention import attend
 
@@ -50,3 +51,21 @@ def test_half_precision_keeps_its_dtype(dtype, error):
     got = attend(*(jnp.asarray(a, dtype) for a in (q, k, v)))
     assert got.dtype == dtype
     np.testing.assert_allclose(got.astype(jnp.float32), plain(q, k, v), rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("length", [8, 700])
+def test_float16_does_not_overflow_on_the_way(length):
+    """Scores beyond 65,504, and equal weights on so many keys that their values do not sum in float16."""
+    signs = np.sign(np.random.default_rng(0).normal(size=(1, 1, length, 64)))
+    like = signs * (60.0 if length == 8 else 0.0)  # each query scores 64 x 3,600 on its own key
+    q, k, v = (jnp.asarray(a, jnp.float16) for a in (like, like, np.full((1, 1, length, 4), 100.0)))
+
+    def both(q, k, v):
+        got, pull = jax.vjp(attend, q, k, v)
+        return got, pull(jnp.ones_like(got))
+
+    got, gradients = fast(both)(q, k, v)
+    np.testing.assert_allclose(got.astype(jnp.float32), 100.0, rtol=2e-3)
+    assert got.dtype == jnp.float16
+    for gradient in gradients:
+        assert gradient.dtype == jnp.float16 and bool(jnp.all(jnp.isfinite(gradient)))

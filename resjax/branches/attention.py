@@ -90,11 +90,13 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int) -> jax.Array:
     """The queries from ``first`` to before ``end``, on the keys before ``end``."""
-    scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end]))
+    # float16 ends at 65,504: a score may pass that, and so may values summed over many keys before the division
+    out = jnp.float32 if v.dtype == jnp.float16 else None
+    scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
     visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
     scores = jnp.where(visible, scores, -jnp.inf)
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    mixed = exact(jnp.einsum("bhqk,bhkc->bhqc", weights.astype(v.dtype), v[:, :, :end]))
+    mixed = exact(jnp.einsum("bhqk,bhkc->bhqc", weights.astype(v.dtype), v[:, :, :end], preferred_element_type=out))
     return (mixed / jnp.sum(weights, axis=-1, keepdims=True)).astype(v.dtype)
 
 
