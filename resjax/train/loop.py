@@ -175,7 +175,10 @@ class Loop:
         row: dict[str, Any] = {name: float(value) for name, value in values.items()}
         if self.config.precision.loss_scale is None:
             del row["loss_scale"]
-        if pending.probes is not None:
+        overflow = not (
+            applied or halted or skipped
+        )  # of a dynamic loss scale: no fault, and none of its probes is one
+        if pending.probes is not None and not overflow:
             probes = jax.device_get(pending.probes)
             self.record.append(pending.number, probes)
             if "moved" in probes:
