@@ -175,9 +175,8 @@ class Loop:
         row: dict[str, Any] = {name: float(value) for name, value in values.items()}
         if self.config.precision.loss_scale is None:
             del row["loss_scale"]
-        overflow = not (
-            applied or halted or skipped
-        )  # of a dynamic loss scale: no fault, and none of its probes is one
+        # The overflow of a dynamic loss scale is no fault: its infinite gradients say nothing of the run's health.
+        overflow = not (applied or halted or skipped)
         if pending.probes is not None and not overflow:
             probes = jax.device_get(pending.probes)
             self.record.append(pending.number, probes)
