@@ -1,4 +1,4 @@
-"""What do the tests of whole runs share? Tiny configurations, quick runs in this process and in others, looks into folders."""
+"""What do the tests of whole runs share? A tiny configuration, quick runs here and in other processes, looks inside."""
 
 import contextlib
 import functools
@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
+from kit import quick_options
 
 from resjax import data, main
 from resjax.health.record import HealthRecord
-from resjax.train import loop
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.program import Programs
 from resjax.train.writers import read_json, read_metrics
@@ -31,13 +31,14 @@ from resjax.config import default
 def get_config():
     config = default()
     config.data.source, config.data.length, config.data.batch = "markov", 16, 4
-    config.model.depth, config.model.width, config.model.heads, config.model.dropout = 2, 8, 2, 0.2
-    config.residual.drop_path = 0.1
-    config.train.steps, config.train.accumulate, config.train.log_every = 20, 2, 1
+    config.model.depth, config.model.width, config.model.heads = 2, 8, 2
+    config.train.steps, config.train.log_every = 20, 1
     config.train.eval_every, config.train.eval_batches = 5, 2
     config.train.save_every, config.train.keep = 5, 30
     config.health.every = 3
-    return config
+"""
+CHANCE = """
+    config.model.dropout, config.residual.drop_path, config.train.accumulate = 0.2, 0.1, 2
 """
 CACHE = Path(tempfile.gettempdir()) / f"resjax-tests-{os.getpid()}"  # of compiled programs, for this test session
 OPTIONS = {
@@ -52,24 +53,32 @@ OPTIONS = {
 def quick() -> Iterator[None]:
     """Programs compile quickly, and the same one is compiled once; the Markov text is drawn once."""
     before = {name: jax.config.values[name] for name in OPTIONS}
-    draw = data._markov
+    draw, compile_ = data._markov, jax.stages.Lowered.compile
     for name, value in OPTIONS.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
     data._markov = functools.cache(draw)
+    jax.stages.Lowered.compile = lambda lowered: compile_(lowered, quick_options())  # type: ignore[method-assign]
     try:
         yield
     finally:
-        data._markov = draw
+        data._markov, jax.stages.Lowered.compile = draw, compile_  # type: ignore[method-assign]
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
 
 
+def calm(folder: Path) -> Path:
+    """The tiny configuration, as a file in ``folder``, without chance and accumulation: compiled in half the time."""
+    path = folder / "calm.py"
+    path.write_text(TINY + "    return config\n")
+    return path
+
+
 def tiny(folder: Path) -> Path:
-    """The tiny configuration, as a file in ``folder``."""
+    """The tiny configuration, as a file in ``folder``, with dropout, stochastic depth and accumulation."""
     path = folder / "tiny.py"
-    path.write_text(TINY)
+    path.write_text(TINY + CHANCE + "    return config\n")
     return path
 
 
@@ -127,15 +136,26 @@ def recorded_batches() -> Iterator[list[int]]:
 # ------------------------------------------------------------------ other processes
 
 
-def environment(quick: bool = True, **more: str) -> dict[str, str]:
-    options = {name.upper(): str(value) for name, value in OPTIONS.items()} if quick else {}
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "200", **options, **more}
+def environment(quick: bool = True, flags: str = "", **more: str) -> dict[str, str]:
+    """Variables for another process; ``quick`` as above, ``flags`` for XLA."""
+    options = {}
+    if quick:
+        options = {name.upper(): str(value) for name, value in OPTIONS.items()}
+        flags += "".join(f" --{name}={str(value).lower()}" for name, value in quick_options().items())
+    base = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "200", "XLA_FLAGS": flags}
+    return {**os.environ, **base, **options, **more}
 
 
-def start(*arguments: Any, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen:
+COMMAND = (str(ROOT / "tests" / "command.py"),)  # with a short Markov text
+REAL = ("-m", "resjax.main")
+
+
+def start(
+    *arguments: Any, environ: dict[str, str] | None = None, script: tuple[str, ...] = COMMAND, **options: Any
+) -> subprocess.Popen:
     """The command in a process of its own, its output piped together."""
     return subprocess.Popen(
-        [sys.executable, "-m", "resjax.main", *map(str, arguments)],
+        [sys.executable, *script, *map(str, arguments)],
         env=environ or environment(),
         stdout=subprocess.PIPE,
         stderr=options.pop("stderr", subprocess.STDOUT),
@@ -145,11 +165,11 @@ def start(*arguments: Any, environ: dict[str, str] | None = None, **options: Any
 
 
 def command(
-    *arguments: Any, environ: dict[str, str] | None = None, timeout: float = 240
+    *arguments: Any, environ: dict[str, str] | None = None, script: tuple[str, ...] = COMMAND, timeout: float = 240
 ) -> subprocess.CompletedProcess:
     """The command in a process of its own, to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "resjax.main", *map(str, arguments)],
+        [sys.executable, *script, *map(str, arguments)],
         env=environ or environment(),
         capture_output=True,
         text=True,
@@ -226,6 +246,3 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(
         np.array_equal(a[name], b[name], equal_nan=a[name].dtype.kind == "f") for name in a
     )
-
-
-__all__ = [name for name in dir() if not name.startswith("_") and name != "loop"]

@@ -56,7 +56,7 @@ def test_a_run_leaves_everything(whole, capsys):
 
 @pytest.mark.parametrize("k", [1, 7, 10, 19])
 def test_stop_and_go_on_is_bit_for_bit(k, config, whole, tmp_path, capfd):
-    """With dropout, stochastic depth and accumulation: loss, evaluation, probes, parameters, moments, random key, data (A20, A21)."""
+    """Loss, evaluation, probes, parameters, moments, random key, data; with all that is random (A20, A21)."""
     folder = tmp_path / "run"
     with recorded_batches() as batches:
         assert stopped(config, folder, k) == 143

@@ -164,7 +164,8 @@ def accumulated(
         return jax.tree.map(lambda sum_, g: sum_ + g.astype(jnp.float32), total, grads), tuple(rest)
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    slices = batch.reshape(count, batch.shape[0] // count, *batch.shape[1:])
+    # every count-th row: consecutive ones would lie on a part of the devices
+    slices = batch.reshape(batch.shape[0] // count, count, *batch.shape[1:]).swapaxes(0, 1)
     total, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
     return (
         jax.tree.map(lambda g: g / count, total),

@@ -1,6 +1,7 @@
 """Where do a run's numbers go? Strict JSON lines (the truth), TensorBoard, memory; and small files, atomically."""
 
 import json
+import logging
 import math
 import os
 import time
@@ -217,6 +218,7 @@ class TensorBoardWriter:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it warns of every NaN, and names no metric
         self._folder.mkdir(parents=True, exist_ok=True)
         # The name has the time in whole seconds; the suffix keeps a quick restart from writing over the file before.
         suffix = f".{os.getpid()}.{len(list(self._folder.glob('events.*')))}"
