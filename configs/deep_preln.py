@@ -17,4 +17,7 @@ VARIANTS = recipes.VARIANTS
 
 
 def get_config(variant=None):
-    return recipes.deep("pre_ln", variant)
+    config = recipes.deep("pre_ln", variant)
+    if variant is None:
+        config.train.steps = 800
+    return config

@@ -13,7 +13,7 @@ from resjax.errors import Refused, nearest
 
 BAD_INPUT, OUTSIDE_FAULT = 2, 1
 PREFIX = "--config."
-OPTIONS = ("config", "workdir", "from", "evaluate", "profile", "config_help", "help")
+OPTIONS = ("config", "workdir", "from", "evaluate", "profile", "parameters", "config_help", "help")
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,6 +50,11 @@ def parser() -> Parser:
     )
     made.add_argument(
         "--profile", action="store_true", help="write a profiler trace of a few steps into the run's folder"
+    )
+    made.add_argument(
+        "--parameters",
+        action="store_true",
+        help="only list the parameters that the config gives: role, shape, whether they decay, factor on the rate",
     )
     made.add_argument(
         "--config_help", action="store_true", help="list every config field with type, default and meaning"
@@ -119,6 +124,8 @@ def main(words: Sequence[str] | None = None) -> int:
         workdir = arguments.workdir or default_folder(arguments.config, overrides)
         from resjax.train import session  # loads JAX
 
+        if arguments.parameters:
+            return session.parameters(config)
         if arguments.evaluate is not None:
             return session.evaluate(config, workdir, arguments.evaluate)
         return session.train(config, workdir, arguments.source, arguments.profile)

@@ -176,6 +176,24 @@ def test_the_newest_are_kept_and_a_step_is_written_once(tmp_path):
     again.close()
 
 
+def test_later_steps_are_set_aside_and_never_lost(tmp_path):
+    """A step that could not be read may be whole after all: a disk that failed for a moment."""
+    checkpoints = Checkpoints(tmp_path)
+    for _ in range(2):
+        for step in (5, 10):
+            checkpoints.save(step, {"w": jnp.full(3, float(step))}, {})
+        checkpoints.wait()
+        lines = checkpoints.set_aside(5)
+        assert checkpoints.steps() == [5]
+    checkpoints.close()
+    assert lines == ["checkpoint 10 is kept as 10.set-aside1"]
+    assert sorted(os.listdir(tmp_path)) == ["10.set-aside", "10.set-aside1", "5"]
+    (tmp_path / "10.set-aside").rename(tmp_path / "10")
+    again = Checkpoints(tmp_path)
+    assert float(again.restore(None, {"w": jnp.zeros(3)})[0]["w"][0]) == 10.0
+    again.close()
+
+
 def test_looking_at_a_folder_that_is_not_there_makes_none(tmp_path):
     checkpoints = Checkpoints(tmp_path / "none")
     assert checkpoints.steps() == []

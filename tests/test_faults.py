@@ -15,6 +15,7 @@ import pytest
 import runs
 from runs import arrays, rows, run, start, state_hash, steps, stopped, summary, until, words
 
+from resjax.models import lm
 from resjax.train import assemble, checkpoint, step
 from resjax.train.writers import read_json
 
@@ -315,13 +316,13 @@ def plant(monkeypatch, *numbers):
 
     pipeline = data.Pipeline(data.load("markov"), 16, 4, 0)
     marks = [pipeline.batch(number)[0, 1:] for number in numbers]
-    original = step.cross_entropy
+    original = lm.loss
 
     def poisoned(logits, targets):
         hit = jnp.stack([jnp.any(jnp.all(targets == mark, axis=1)) for mark in marks]).any()
         return jnp.where(hit, jnp.nan, original(logits, targets))
 
-    monkeypatch.setattr(step, "cross_entropy", poisoned)
+    monkeypatch.setattr(lm, "loss", poisoned)
 
 
 def test_by_default_a_run_stops_at_a_non_finite_value(calm, bad, tmp_path, capfd):

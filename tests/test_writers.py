@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
+from resjax.errors import Refused
 from resjax.train.writers import (
     JsonlWriter,
     MemoryWriter,
@@ -98,7 +99,7 @@ def test_a_reopened_file_goes_on_and_loses_only_the_cut_line(tmp_path):
     writer.close()
     assert [row["loss"] for row in read_metrics(path)] == [0.5, 1.0, 1.5]
     path.write_text('{"step": 1}\n{"step": NaN}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .* is not strict JSON"):
+    with pytest.raises(Refused, match=r"line 2 of .* is not strict JSON"):
         read_metrics(path)
 
 

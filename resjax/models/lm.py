@@ -125,6 +125,13 @@ class LM(nnx.Module):
             probes = probes | measured(context, ends, h, final)
         return self.logits(final), probes
 
+    def objective(
+        self, batch: jax.Array, context: Context, embed_tap: jax.Array | None = None
+    ) -> tuple[jax.Array, Probes]:
+        """What training minimises, and the probes: mean nats per token of a batch (B, T + 1) of sequences, each token from those before."""
+        logits, probes = self(batch[:, :-1], context, embed_tap)
+        return loss(logits, batch[:, 1:]), probes
+
     def logits(self, final: jax.Array) -> jax.Array:
         """(B, T, D) after the final norm -> (B, T, V), float32 sums."""
         weights = self.embed[...].T if self.head is None else self.head[...]

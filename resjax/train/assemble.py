@@ -73,13 +73,9 @@ class Parts:
 
 
 def assemble(config: Any, vocab: int) -> Parts:
-    """All parts of the run that ``config`` (validated) describes, on data with ``vocab`` tokens."""
+    """All parts of the run that ``config`` (validated and resolved) describes, on data with ``vocab`` tokens."""
     scheme = scheme_of(config)
-    accelerated = jax.default_backend() != "cpu"
-    compute = (
-        ("bfloat16" if accelerated else "float32") if config.precision.compute == "auto" else config.precision.compute
-    )
-    stream = "float32" if config.precision.stream == "auto" else config.precision.stream
+    compute, stream = config.precision.compute, config.precision.stream
     vocab = config.model.vocab or vocab
     rows = config.data.batch // config.train.accumulate
     mesh = make_mesh(config.mesh.data, rows)

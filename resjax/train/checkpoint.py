@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,19 @@ class Checkpoints:
         self.wait()
         for later in [other for other in self._numbers() if other > step]:
             self._remove(later)
+
+    def set_aside(self, step: int) -> list[str]:
+        """Take the steps after ``step`` out of the row, as ``<step>.set-aside``: they could not be read, which may be no
+        fault of theirs, so they are kept. One line for each.
+        """
+        self.wait()
+        lines = []
+        for later in [other for other in self._numbers() if other > step]:
+            free = next(name for i in count() if not (name := self.folder / f"{later}.set-aside{i or ''}").exists())
+            (self.folder / str(later)).rename(free)
+            self._known.discard(later)
+            lines.append(f"checkpoint {later} is kept as {free.name}")
+        return lines
 
     def _remove(self, step: int) -> None:
         # Renamed first, so that a kill half-way leaves nothing that looks like a step.

@@ -83,7 +83,9 @@ class Loop:
         rows = JsonlWriter(self.folder.metrics)
         try:
             rows.drop_after(self.number)
-            self._forget_after(self.number)
+            drop_health_after(self.folder.health, self.number)
+            for line in self.checkpoints.set_aside(self.number):
+                self.console.print(line)
             self.writer = MultiWriter(rows, TensorBoardWriter(self.folder.path, self.number + 1 if continued else None))
             self.board = Board(self.number, self.config.train.steps, self.console)
             self.clock_at, self.clock_step, self.paused = time.monotonic(), self.number, 0.0
@@ -248,11 +250,6 @@ class Loop:
         with self.board.away():
             self.console.print(closing.report(self.folder, self.config, self.programs.stream_dtype))
 
-    def _forget_after(self, step: int) -> None:
-        """Probes and saves of later steps belong to a future that will not come."""
-        drop_health_after(self.folder.health, step)
-        self.checkpoints.drop_after(step)
-
     def _stop(self) -> int:
         self.save()
         self.checkpoints.wait()
@@ -308,8 +305,10 @@ class Loop:
         for line in [*skipped, f"step {step}: non-finite value; back to step {self.number}, and on with later batches"]:
             self.board.say(line)
         self.record = HealthRecord()
+        # rows, probes and saves of later steps are of a future that will not come
         self.writer.drop_after(self.number)
-        self._forget_after(self.number)
+        drop_health_after(self.folder.health, self.number)
+        self.checkpoints.drop_after(self.number)
         self.writer.scalars(self.number, {"rolled_back_from": step})
 
     def _locate(self, step: int, row: dict[str, Any]) -> str:

@@ -129,6 +129,11 @@ def clip_scale(norm: jax.Array, clip: float | None) -> jax.Array | float:
     return jnp.where(norm > clip, clip / norm, jnp.ones_like(norm))
 
 
+def at_step(state: Any, step: jax.Array) -> Any:
+    """The optimizer's state with the learning rate of ``step``: steps whose update was passed over count in the schedule too."""
+    return {**state, "rate": state["rate"]._replace(count=step)}
+
+
 def apply_updates(params: Any, updates: Any) -> Any:
     """params + updates, added in float32 and rounded once to each parameter's dtype."""
     return jax.tree.map(lambda p, u: (p.astype(jnp.float32) + u.astype(jnp.float32)).astype(p.dtype), params, updates)

@@ -112,7 +112,7 @@ class RunFolder:
         Raises:
           Refused: another process trains in it.
         """
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):
             return False
         if self._lock is None:
             with contextlib.suppress(OSError):
@@ -157,6 +157,16 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+MACHINE = ("versions", "device", "git_commit")  # what may change from one session of a run to the next
+
+
+def continued(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """``now`` for a run that goes on from ``step``: what the first session ran on stays, this one is added to 'continued'."""
+    first = {name: before.get(name) for name in MACHINE}
+    session = {"step": step, **{name: now[name] for name in MACHINE}}
+    return {**now, **first, "continued": [*before.get("continued", []), session]}
 
 
 def describe(config: Any, corpus: Corpus, lineage: Mapping[str, Any] | None) -> dict[str, Any]:

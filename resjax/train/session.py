@@ -15,9 +15,10 @@ from resjax.train.assemble import Parts, assemble
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.closing import against_bigram
 from resjax.train.loop import Loop, newest
+from resjax.train.optimizer import listing
 from resjax.train.program import compile_evaluation, compile_programs, held_out_loss
 from resjax.train.progress import clock, make_console
-from resjax.train.runfolder import RunFolder, describe, refuse_other_run
+from resjax.train.runfolder import RunFolder, continued, describe, refuse_other_run
 from resjax.train.signals import Signals
 
 
@@ -66,7 +67,7 @@ def train(config: Any, workdir: str, source: str | None = None, profile: bool = 
                 else ""
             )
             console.print(f"{'starting' if forked or state is None else 'continuing'} in {folder.path}{whence}")
-            folder.open(facts, new=before is None)
+            folder.open(facts if before is None else continued(before, facts, done), new=before is None)
             if state is None:
                 state = parts.initial()
             if forked:  # from here on the folder needs its origin no more
@@ -122,6 +123,20 @@ def evaluate(config: Any, workdir: str, step: str) -> int:
         f"{folder.path}, step {int(state['step'])}: held-out loss {loss:.6f} nats per token, "
         f"{against_bigram(corpus, loss)} ({clock(time.monotonic() - began)})"
     )
+    return 0
+
+
+def parameters(config: Any) -> int:
+    """Print what each parameter is and what the optimizer does with it, one line a leaf; nothing is written."""
+    parts, _, _ = _assembled(resolve(config, _platform()))
+    rows = listing(parts.abstract.params, parts.scheme.optim)
+    table = [
+        ("path", "role", "shape", "decays", "rate"),
+        *((r.path, r.role, str(r.shape), str(r.decayed), f"{r.lr:g}") for r in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 

@@ -1,17 +1,20 @@
 """How does a run learn that it should stop, or report? Signals set a flag, which the loop reads between steps."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from types import FrameType
 
-STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143}  # exit code after a clean save
+# exit code after a clean save; SIGHUP: the terminal is gone
+STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 class Signals:
-    """While entered: Ctrl-C and SIGTERM ask for a save and a stop, SIGUSR1 asks for a report.
+    """While entered: Ctrl-C, SIGTERM and SIGHUP (unless ignored, as under nohup) ask for a save and a stop, SIGUSR1 for
+    a report.
 
     A second Ctrl-C or SIGTERM ends the process at once, without a save. Python runs signal handlers between two steps
     of Python code, which may be minutes apart while XLA compiles; so a thread reads the signals too, and it is this
@@ -35,6 +38,8 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return self
         wanted = {number: self._on_stop for number in STOPPING} | {signal.SIGUSR1: self._on_report}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            del wanted[signal.SIGHUP]
         self._before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         self._end, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
@@ -72,4 +77,5 @@ class Signals:
                 os._exit(STOPPING[signal.Signals(word[0])])
             name = signal.Signals(word[0]).name
             text = f"resjax: {name}: saving and stopping after this step; a second one stops at once, unsaved\n"
-            os.write(2, text.encode())
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())

@@ -10,9 +10,8 @@ import optax
 from flax import nnx
 
 from resjax.health.probes import measure, measure_block
-from resjax.models.lm import loss as cross_entropy
 from resjax.residual import Context
-from resjax.train.optimizer import apply_updates, clip_scale
+from resjax.train.optimizer import apply_updates, at_step, clip_scale
 from resjax.train.state import LossScale, TrainState
 
 GROWTH_INTERVAL = (
@@ -78,8 +77,7 @@ def make_step(
             taps=taps.get("sites"),
             compute=jnp.dtype(recipe.compute),
         )
-        logits, probes = model(tokens[:, :-1], context, taps.get("embed"))
-        value = cross_entropy(logits, tokens[:, 1:])
+        value, probes = model.objective(tokens, context, taps.get("embed"))
         return value * state.loss_scale.scale, (value, probes)
 
     gradient = jax.grad(slice_loss, argnums=(0, 1), has_aux=True)
@@ -98,9 +96,11 @@ def make_step(
 
         grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
         inverse = 1.0 / state.loss_scale.scale
-        if recipe.scaled:  # in float32: the inverse of a large scale is 0 in float16
-            grads = jax.tree.map(lambda g: g.astype(jnp.float32) * inverse, grads)
-        norm = optax.tree.norm(grads).astype(jnp.float32)
+        # In float32 whatever the parameters are: squares overflow in float16, and so does the inverse of a large scale.
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        if recipe.scaled:
+            grads = jax.tree.map(lambda g: g * inverse, grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         if recipe.backward:
             probes |= {
@@ -109,12 +109,12 @@ def make_step(
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
         if recipe.clip:
-            factor = jnp.asarray(clip_scale(norm, recipe.clip))
-            grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+            factor = clip_scale(norm, recipe.clip)
+            grads = jax.tree.map(lambda g: g * factor, grads)
         applied = finite & ~state.halted
 
         def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
-            updates, opt_state = optimizer.update(grads, opt_state, params)
+            updates, opt_state = optimizer.update(grads, at_step(opt_state, state.step), params)
             return apply_updates(params, updates), opt_state
 
         # a branch, not a select of every leaf: that would hold old and new state side by side
@@ -205,7 +205,6 @@ def make_evaluation(graphdef: nnx.GraphDef, compute: str) -> Callable[[nnx.State
     """The function ``(params, batch (B, T + 1), step) -> loss``: mean nats per token of one held-out batch, nothing random."""
 
     def evaluate(params: nnx.State, batch: jax.Array, step: jax.Array) -> jax.Array:
-        logits, _ = nnx.merge(graphdef, params)(batch[:, :-1], Context(step=step, compute=jnp.dtype(compute)))
-        return cross_entropy(logits, batch[:, 1:])
+        return nnx.merge(graphdef, params).objective(batch, Context(step=step, compute=jnp.dtype(compute)))[0]
 
     return evaluate

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from resjax.errors import Refused
+
 FLUSH_SECONDS = 5.0  # how long a TensorBoard event may lie in memory
 
 
@@ -122,14 +124,14 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
     Raises:
       OSError: no such file.
-      ValueError: a line that is not strict JSON, named by its number.
+      Refused: a line that is not strict JSON, named by its number.
     """
     rows = []
     for number, line in enumerate(_whole_lines(Path(path)), 1):
         try:
             rows.append(from_json(parse(line)))
         except ValueError as error:
-            raise ValueError(f"line {number} of {path} is not strict JSON: {error}") from None
+            raise Refused(f"line {number} of {path} is not strict JSON ({error}); mend or remove the line") from None
     return rows
 
 
@@ -184,7 +186,8 @@ class JsonlWriter:
             raise
 
     def drop_after(self, step: int) -> None:
-        kept = [line for line in _whole_lines(self.path) if parse(line).get("step", step) <= step]
+        rows = read_metrics(self.path)
+        kept = [line for line, row in zip(_whole_lines(self.path), rows, strict=True) if row.get("step", step) <= step]
         self._file.close()
         try:
             _replace(self.path, lambda file: file.writelines(line + b"\n" for line in kept))
