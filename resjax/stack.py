@@ -100,6 +100,8 @@ class Stack(nnx.Module):
         remat: str = "none",
         key: jax.Array,
     ):
+        if remat not in ("none", *REMAT):
+            raise ValueError(f"remat is '{remat}', which is none of none, {', '.join(REMAT)}")
         self.kinds, self.depth, self.scan, self.remat = kinds, depth, scan, remat
         self.plan: tuple[Run, ...] = tuple(scheme.runs(kinds, depth))
 

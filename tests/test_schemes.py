@@ -95,6 +95,11 @@ def entered(s: Place, H: np.ndarray, H0: np.ndarray) -> np.ndarray:
     return s.norm("after", H + s.F(H) + (s.gain("entry") * H0 if s.last else 0))
 
 
+def ruled(s: Place, H: np.ndarray, H0: np.ndarray) -> np.ndarray:
+    read = s.norm("in", H, "rmsnorm" if s.l == 1 else "norm")
+    return 0.5 * s.l / s.L * H + min(s.options.step / (10 * s.l), 1) * s.F(read)
+
+
 def ranged(s: Place, H: np.ndarray, H0: np.ndarray) -> np.ndarray:
     update = s.F(s.norm("in", H)) * (0.1 if s.kind == "mlp" and s.l >= 3 else 1.0)
     return update if s.l == 1 else H + update
@@ -157,12 +162,8 @@ VARIANTS = {
         ),
     ),
     "rules": Row(
-        PRE.but(scale=early, skip=Linear(0.5)),
-        Form(
-            lambda s, H, H0: 0.5 * s.l / s.L * H + min(s.options.step / (10 * s.l), 1) * s.F(s.norm("in", H)),
-            final="norm",
-            norms=1,
-        ),
+        PRE.but(scale=early, skip=Linear(0.5)).but(Where(None, Blocks(0, 0)), norm_in="rmsnorm"),
+        Form(ruled, final="norm", norms=1),
         options={"step": 17.0},
         context=Context(step=17),
     ),
@@ -500,8 +501,11 @@ def test_only_what_writes_to_the_stream_is_scaled_by_depth(mlp):
     assert {role: len(values) for role, values in parts.items()} == {
         "emb": 1, "pos": 1, "head": 1, "q": 1, "k": 1, "v": 1, "write": 2, "fc_in": 2 if mlp == "swiglu" else 1,
     }  # fmt: skip
+    drawn = []
     for role, values in parts.items():
         assert_std(values, 0.0025 if role == "write" else 0.02)
+        drawn += [value.reshape(-1) / (0.0025 if role == "write" else 0.02) for value in values]
+    assert np.std(np.concatenate(drawn)) == pytest.approx(1, rel=0.005), "truncation takes 1.3 %, which is put back"
 
 
 def test_gain_init_goes_by_the_fan_in_of_the_single_matrix():
@@ -577,18 +581,21 @@ def test_an_init_rule_that_reaches_nothing_is_refused():
 def test_learned_gains_start_where_they_say(shape):
     """Whatever the way of making them, float32, one value a block where the start is a rule (A4)."""
     scheme = PRE.but(scale=Learned(Linear(0.4), shape), skip=Learned(1e-4, shape, offset=True))
+    scheme = scheme.but(Where(None, Blocks(3)), in_scale=2.0)
 
     def build():
         return stack(scheme, lambda kind, key: nothing(), 4, 8)
 
     for model in (build(), fast(build)()):
-        for site in model.runs[0].sites:
-            scale, skip = site.gains["scale"].gain[...], site.gains["skip"].gain[...]
-            assert scale.shape == skip.shape == ((4,) if shape == "scalar" else (4, 8))
-            assert scale.dtype == skip.dtype == jnp.float32
-            np.testing.assert_allclose(scale.reshape(4, -1)[:, 0], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-            np.testing.assert_array_equal(skip, np.full(skip.shape, 1e-4, np.float32))
-            assert not site.gains["skip"].offset[...].any() and site.gains["scale"].offset is None
+        assert [run.length for run in model.plan] == [3, 1]
+        for blocks, starts in zip(model.runs, ([0.1, 0.2, 0.3], [0.4]), strict=True):
+            for site in blocks.sites:
+                scale, skip = site.gains["scale"].gain[...], site.gains["skip"].gain[...]
+                assert scale.shape == skip.shape == ((len(starts),) if shape == "scalar" else (len(starts), 8))
+                assert scale.dtype == skip.dtype == jnp.float32
+                np.testing.assert_allclose(scale.reshape(len(starts), -1)[:, -1], starts, rtol=1e-6)
+                np.testing.assert_array_equal(skip, np.full(skip.shape, 1e-4, np.float32))
+                assert not site.gains["skip"].offset[...].any() and site.gains["scale"].offset is None
 
 
 class Nothing(nnx.Module):
@@ -660,6 +667,24 @@ def test_what_is_no_gain_or_rule_is_refused():
         PRE.but(scael=1.0)
     with pytest.raises(ValueError, match="norm_out is 'lnorm'"):
         PRE.but(Where("mlp"), norm_out="lnorm").runs(KINDS, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"norms": NormDefaults("layer_norm")}, "the norm 'layer_norm' is none of"),
+        ({"positions": "rotary"}, "positions are 'rotary'"),
+        ({"remat": "ful"}, "remat is 'ful'"),
+        ({"mlp": "geglu"}, "mlp kind 'geglu'"),
+        ({"heads": 3}, "width 8 is not divisible by heads 3"),
+        ({"heads": 8, "positions": "rope"}, "the head size 1 is odd"),
+    ],
+)
+def test_what_is_no_model_is_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        abstract(PRE, **shape)
+    with pytest.raises(ValueError, match="neither gain nor std"):
+        Init("xavier")
 
 
 def test_a_field_means_something_to_the_carry_or_is_refused():

@@ -41,6 +41,8 @@ class Attention(nnx.Module):
     ):
         if width % heads:
             raise ValueError(f"width {width} is not divisible by heads {heads}")
+        if rope and width // heads % 2:
+            raise ValueError(f"rotary positions turn pairs of features, and the head size {width // heads} is odd")
         self.heads, self.rope, self.fused = heads, rope, fused
         k_in, k_out = jax.random.split(key)
         if fused:

@@ -57,6 +57,8 @@ class LM(nnx.Module):
     """Causal language model under any residual scheme; see :class:`Shape`."""
 
     def __init__(self, shape: Shape, scheme: Scheme, init: Init, *, key: jax.Array):
+        if shape.positions not in POSITIONS:
+            raise ValueError(f"positions are '{shape.positions}', which is none of {', '.join(POSITIONS)}")
         self.shape = shape
         k_emb, k_pos, k_head, k_stack = jax.random.split(key, 4)
         self.embed = table(k_emb, shape.vocab, shape.width, "emb")

@@ -9,6 +9,8 @@ from flax import nnx
 from resjax.residual.parameters import constant
 from resjax.residual.precision import exact
 
+KINDS = ("layernorm", "rmsnorm", "unit")
+
 
 @dataclass(frozen=True)
 class NormDefaults:
@@ -35,6 +37,8 @@ class Norm(nnx.Module):
     """
 
     def __init__(self, kind: str, width: int, defaults: NormDefaults):
+        if kind not in KINDS:
+            raise ValueError(f"the norm '{kind}' is none of {', '.join(KINDS)}")
         self.kind = kind
         self.eps = defaults.eps
         self.gain = constant(1.0, (width,), "norm_scale") if defaults.gain and kind != "unit" else None

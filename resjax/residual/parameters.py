@@ -69,6 +69,10 @@ class Init:
     gain: Any = 0.55
     out_scale: Any = None
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("gain", "std"):
+            raise ValueError(f"the kind of the initialisation is '{self.kind}', which is neither gain nor std")
+
     def of(self, role: str, fans: tuple[int, int], site: Site, rule: InitRule | None) -> Any:
         """Standard deviation of one matrix of ``role`` at ``site``; ``rule`` is what the scheme says of that role, if anything."""
         rule = rule or InitRule()
