@@ -275,11 +275,9 @@ def explicit(model: LM, scheme: Any) -> np.ndarray:
 WAYS = [
     (PRE, {}),
     (PRE, {"scan": False}),
-    (PRE, {"remat": "full"}),
     (POST.but(Where("mlp"), entry=0.5), {"remat": "dots"}),
     (RANGES, {"scan": False, "remat": "full"}),
-    (RANGES, {}),
-    (CATALOGUE["layerscale"], {"stream": "float32"}),
+    (RANGES, {"remat": "full"}),
 ]
 
 
@@ -302,12 +300,11 @@ def test_taps_are_gradient_norms(scheme, way):
 
 def test_taps_do_not_change_gradients_nor_low_precision_streams():
     taps = (jnp.zeros((2, 2)), jnp.float32(0))
-    for stream in ("float32", "bfloat16"):
-        model = make(PRE, depth=2, stream=stream)
-        untapped = fast(jax.grad(lambda m: loss_of(m, Context())[0]))(model)
-        squares, tapped = fast(jax.grad(lambda t, m: loss_of(m, Context(), *t)[0], argnums=(0, 1)))(taps, model)
-        assert largest_difference(tapped, untapped) < 1e-6
-        assert all(s.dtype == jnp.float32 and np.all(s > 0) for s in squares)
+    model = make(PRE, depth=2, stream="bfloat16")
+    untapped = fast(jax.grad(lambda m: loss_of(m, Context())[0]))(model)
+    squares, tapped = fast(jax.grad(lambda t, m: loss_of(m, Context(), *t)[0], argnums=(0, 1)))(taps, model)
+    assert largest_difference(tapped, untapped) < 1e-6
+    assert all(s.dtype == jnp.float32 and np.all(s > 0) for s in squares)
 
 
 # ---- knobs, blocks
@@ -337,7 +334,7 @@ def test_one_block_to_look_into():
     out, got = fast(lambda m, h: m(h, Context(measure=all_of)))(model, h)
     for index in range(4):
         block = model.block(index)
-        h, _ = block(h, model.places(index), [{}, {}], None, Context())
+        h, _ = fast(lambda b, h, i=index: b(h, model.places(i), [{}, {}], None, Context()))(block, h)
         assert relative(h, got["after"][index, -1]) < 1e-5
         run = next(r for r, plan in enumerate(model.plan) if plan.first <= index < plan.first + plan.length)
         stored = model.runs[run]
@@ -362,8 +359,10 @@ def test_norms_of_the_gradients_of_blocks():
     for scheme, runs in ((alternating, 12), (RANGES, 3)):
         grads = make(scheme, depth=12)
         assert len(grads.stack.plan) == runs
-        blocks = [np.concatenate([v[...].reshape(-1) for v in variables(grads.stack.block(i))]) for i in range(12)]
-        np.testing.assert_allclose(block_norms(nnx.state(grads)), [np.linalg.norm(b) for b in blocks], rtol=1e-5)
+        blocks = [
+            np.concatenate([np.asarray(v[...]).reshape(-1) for v in variables(grads.stack.block(i))]) for i in range(12)
+        ]
+        np.testing.assert_allclose(fast(block_norms)(nnx.state(grads)), [np.linalg.norm(b) for b in blocks], rtol=1e-5)
 
 
 def test_what_a_step_reports_does_not_depend_on_slices_or_loss_scale():
