@@ -6,6 +6,7 @@ python benchmarks/cost.py
 import statistics
 
 import jax
+
 from bench import Step, pairs, write
 
 PROBED = {"health.groups": ("forward", "backward")}

@@ -10,6 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # also for the commands that tests start
 import jax
 import pytest
 from flax import nnx
+
 from kit import make
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # a silent bfloat16 -> float32 is the fault we look for most

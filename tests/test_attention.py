@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kit import fast
 
+from kit import fast
 from resjax.branches.attention import attend
 
 

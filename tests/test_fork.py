@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-import runs
-from runs import STEPS, arrays, files, health, recorded_batches, rows, run, same, state_hash, steps, summary
 
+import runs
 from resjax.train.fork import parse
+from runs import STEPS, arrays, files, health, recorded_batches, rows, run, same, state_hash, steps, summary
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kit import SMALL, fast, make
 
+from kit import SMALL, fast, make
 from resjax.models import generate as module
 from resjax.models.generate import NOT_FINITE, generate
 from resjax.residual import Context

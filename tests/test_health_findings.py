@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from synthetic_run import config_of, probe_rows, record_of
 
 from resjax.health.findings import examine, starts_shut
 from resjax.health.record import HealthRecord
+from synthetic_run import config_of, probe_rows, record_of
 
 
 def verdict(arrays, scheme="pre_ln", dtype=None, **residual):

@@ -11,12 +11,12 @@ from math import isnan
 
 import numpy as np
 import pytest
-from synthetic_run import config_of, probe_rows, record_of, write_run
 
 from resjax.errors import Refused
 from resjax.health import figures, normal, report, shrink, table
 from resjax.health.findings import examine
 from resjax.health.record import BLOCK_PROBES, SITE_PROBES, HealthRecord
+from synthetic_run import config_of, probe_rows, record_of, write_run
 
 
 class Page(HTMLParser):

@@ -3,10 +3,10 @@
 import signal
 
 import numpy as np
-from runs import health, quick, rows, run, steps, summary, tiny
 
 from resjax.train import assemble
 from resjax.train.loop import Loop
+from runs import health, quick, rows, run, steps, summary, tiny
 
 
 def test_a_signal_between_two_looks_at_it_loses_no_row(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from kit import KINDS, TOKENS, fast, functional, largest_difference, make, perturbed, relative, stack, variables
 
+from kit import KINDS, TOKENS, fast, functional, largest_difference, make, perturbed, relative, stack, variables
 from resjax.branches import MLP, Attention
 from resjax.health import probes
 from resjax.models.lm import LM, loss

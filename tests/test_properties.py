@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
 from kit import (
     EVALUATION,
     SMALL,
@@ -30,7 +31,6 @@ from kit import (
     start,
     variables,
 )
-
 from resjax.branches import MLP, Attention
 from resjax.health import probes
 from resjax.models.lm import LM, Shape, loss

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+
 import runs
 from runs import STEPS, arrays, files, health, recorded_batches, rows, run, same, state_hash, steps, stopped, summary
 
@@ -27,6 +28,11 @@ def whole(config, tmp_path_factory):
     with recorded_batches() as batches:
         assert run(config, folder) == 0
     return folder, batches
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    return runs.calm(tmp_path_factory.mktemp("config"))
 
 
 def assert_same_run(folder, other):
@@ -170,16 +176,16 @@ def test_what_changes_no_number_may_differ(config, whole, tmp_path):
     assert json.loads((folder / "config.json").read_text())["train"]["save_every"] == 3
 
 
-def test_a_run_may_grow_where_the_rate_does_not_depend_on_its_end(config, tmp_path):
+def test_a_run_may_grow_where_the_rate_does_not_depend_on_its_end(calm, tmp_path):
     free = {"optimizer__schedule": "constant", "optimizer__warmup": 2}
-    assert run(config, tmp_path / "grown", train__steps=7, **free) == 0
+    assert run(calm, tmp_path / "grown", train__steps=7, **free) == 0
     assert summary(tmp_path / "grown")["steps"] == 7
-    assert run(config, tmp_path / "grown", train__steps=12, **free) == 0
-    assert run(config, tmp_path / "at once", train__steps=12, **free) == 0
+    assert run(calm, tmp_path / "grown", train__steps=12, **free) == 0
+    assert run(calm, tmp_path / "at once", train__steps=12, **free) == 0
     assert rows(tmp_path / "grown") == rows(tmp_path / "at once")
     assert state_hash(tmp_path / "grown", 12) == state_hash(tmp_path / "at once", 12)
     assert summary(tmp_path / "grown")["steps"] == 12
-    assert run(config, tmp_path / "grown", train__steps=9, **free) == 2
+    assert run(calm, tmp_path / "grown", train__steps=9, **free) == 2
 
 
 def test_a_second_process_is_refused(config, tmp_path, capsys):
@@ -218,11 +224,11 @@ def test_a_stop_before_the_first_step_writes_no_state(config, whole, tmp_path, m
     assert_same_run(folder, whole[0])
 
 
-def test_scanned_and_unrolled_files_fit_both(config, whole, tmp_path, capsys):
+def test_scanned_and_unrolled_files_fit_both(calm, tmp_path):
     """The state is stored alike; numbers may differ by rounding, so it is a fork, not a continuation (A25)."""
-    calm = {"model__dropout": 0, "residual__drop_path": 0, "train__steps": 6, "train__save_every": 3}
-    assert run(config, tmp_path / "scanned", **calm) == 0
-    assert run(config, tmp_path / "unrolled", f"--from={tmp_path / 'scanned'}@3", model__scan="false", **calm) == 0
+    fields = {"train__steps": 6, "train__save_every": 3}
+    assert run(calm, tmp_path / "scanned", **fields) == 0
+    assert run(calm, tmp_path / "unrolled", f"--from={tmp_path / 'scanned'}@3", model__scan="false", **fields) == 0
     there, here = rows(tmp_path / "scanned")[3:], rows(tmp_path / "unrolled")
     assert [row["step"] for row in here] == [4, 5, 6]
     np.testing.assert_allclose([row["loss"] for row in here], [row["loss"] for row in there], rtol=1e-6)
@@ -232,7 +238,7 @@ def test_scanned_and_unrolled_files_fit_both(config, whole, tmp_path, capsys):
         {k: v for k, v in second.items() if "loss_scale" not in k},
     )
     # and back, where the parameters have the same hash as before
-    assert run(config, tmp_path / "back", f"--from={tmp_path / 'unrolled'}@3", **calm) == 0
+    assert run(calm, tmp_path / "back", f"--from={tmp_path / 'unrolled'}@3", **fields) == 0
     assert rows(tmp_path / "back") == rows(tmp_path / "scanned")[3:]
     assert summary(tmp_path / "back")["param_hash"] == summary(tmp_path / "scanned")["param_hash"]
 

@@ -9,8 +9,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-from kit import drawn, is_variable
 
+from kit import drawn, is_variable
 from resjax import sample
 from resjax.config import default
 from resjax.config.validate import resolve

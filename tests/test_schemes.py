@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
 from kit import (
     EVALUATION,
     KINDS,
@@ -34,7 +35,6 @@ from kit import (
     variables,
 )
 from oracle import FORMS, Form, Options, Place, Reader, language_model, run_stack
-
 from resjax.branches import MLP, Attention
 from resjax.models.lm import LM, Shape
 from resjax.residual import (

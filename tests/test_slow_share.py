@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from slow_share import parse, part_of
 
 ROOT = Path(__file__).resolve().parent.parent
