@@ -1,26 +1,34 @@
 """What do the tests of whole runs share? A tiny configuration, quick runs here and in other processes, looks inside."""
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from kit import quick_options
 
+from kit import quick_options
 from resjax import data, main
+from resjax.config.scheme import source as scheme_source
+from resjax.config.tree import flat
 from resjax.health.record import HealthRecord
+from resjax.train import session
+from resjax.train.assemble import assemble
 from resjax.train.checkpoint import Checkpoints
-from resjax.train.program import Programs
+from resjax.train.program import Programs, compile_programs
 from resjax.train.writers import read_json, read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -49,23 +57,63 @@ OPTIONS = {
 }
 
 
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+# What a run is assembled of and its programs, by all that they depend on: compiled once in a test session.
+KNOWN: dict[tuple, Any] = {}
+ASIDE = ("train.save_every", "train.keep", "train.log_every", "train.eval_every", "train.eval_batches", "health.every")
+
+
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Programs compile quickly, and the same one is compiled once; the Markov text is drawn once."""
+    """Programs compile quickly, and the same one once; the Markov text is drawn once.
+
+    Tests that change the code of a step ask for :func:`compiled_anew`.
+    """
     before = {name: jax.config.values[name] for name in OPTIONS}
-    draw, compile_ = data._markov, jax.stages.Lowered.compile
     for name, value in OPTIONS.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    data._markov = functools.cache(draw)
-    jax.stages.Lowered.compile = lambda lowered: compile_(lowered, quick_options())  # type: ignore[method-assign]
-    try:
+    compile_ = jax.stages.Lowered.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "_markov", functools.partial(once, data._markov))
+        patch.setattr(jax.stages.Lowered, "compile", lambda lowered: compile_(lowered, quick_options()))
+        patch.setattr(session, "assemble", lambda config, vocab: replace(known(assemble, config, vocab), config=config))
+        patch.setattr(session, "compile_programs", lambda parts, state: known(programs, parts.config, parts))
         yield
-    finally:
-        data._markov, jax.stages.Lowered.compile = draw, compile_  # type: ignore[method-assign]
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Nothing that was assembled or compiled before is used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "KNOWN", {})
+        yield
+
+
+def once(make: Callable[..., Any], *arguments: Any) -> Any:
+    """``make(*arguments)``, made once."""
+    key = (make, *arguments)
+    if key not in KNOWN:
+        KNOWN[key] = make(*arguments)
+    return KNOWN[key]
+
+
+def known(make: Callable[..., Any], config: Any, *arguments: Any) -> Any:
+    """``make(...)``, made once for all configurations that differ only in what no program depends on."""
+    fields = {path: value for path, value in flat(config).items() if path not in ASIDE}
+    own_scheme = scheme_source(config) if ".py" in config.residual.name else None
+    key = (make, repr(fields), repr(own_scheme))
+    if key not in KNOWN:
+        KNOWN[key] = make(config, *arguments)
+    return KNOWN[key]
+
+
+def programs(config: Any, parts: Any) -> Programs:
+    del config
+    return compile_programs(parts, parts.abstract)
 
 
 def calm(folder: Path) -> Path:

@@ -6,18 +6,20 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
-from runs import arrays, rows, run, start, state_hash, steps, stopped, summary, until, words
 
+import runs
 from resjax.models import lm
 from resjax.train import assemble, checkpoint, step
+from resjax.train.signals import Signals
 from resjax.train.writers import read_json
+from runs import arrays, rows, run, start, state_hash, steps, stopped, summary, until, words
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,11 +102,11 @@ def test_thirty_kills(config, tmp_path):
     kill_and_compare(config, tmp_path, 30, 300)
 
 
-def test_leftovers_of_a_kill_before_the_first_file_are_no_other_files(config, tmp_path):
+def test_leftovers_of_a_kill_before_the_first_file_are_no_other_files(calm, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".config.json.123.tmp").write_text('{"see')
-    assert run(config, folder, train__steps=1) == 0
+    assert run(calm, folder) == 0
     assert not list(folder.glob(".*.tmp"))
 
 
@@ -147,8 +149,10 @@ def uninterrupted(config, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", ["training", "evaluating", "saving"])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [("training", signal.SIGINT), ("evaluating", signal.SIGTERM), ("saving", signal.SIGTERM)],
+)
 def test_a_signal_in_each_phase(phase, number, config, uninterrupted, tmp_path, monkeypatch, capfd):
     """Saved at the last finished step, in bounded time, and what was cut off is made up for (A24 b to d)."""
     folder, sent = tmp_path / "run", []
@@ -178,9 +182,9 @@ def test_a_signal_in_each_phase(phase, number, config, uninterrupted, tmp_path, 
     assert state_hash(folder, 20) == state_hash(uninterrupted, 20)
 
 
-def test_a_signal_to_a_process_that_trains(config, tmp_path):
+def test_a_signal_to_a_process_that_trains(calm, tmp_path):
     folder = tmp_path / "run"
-    process = start(*words(config, folder, train__steps=100000, optimizer__warmup=0))
+    process = start(*words(calm, folder, train__steps=100000, optimizer__warmup=0))
     until(process, "step 1/")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
@@ -189,29 +193,73 @@ def test_a_signal_to_a_process_that_trains(config, tmp_path):
     assert f"saved at step {newest}" in out and rows(folder)[-1]["step"] == newest and finite(folder, newest)
 
 
-def test_signals_to_a_process_that_compiles(config, tmp_path):
-    """The first is heeded when the compiler returns, without a false step; a second one ends it at once (A24 a)."""
-    deep = {"model__depth": 32, "model__scan": "false"}
-    process = start(*words(config, tmp_path / "twice", **deep), environ=runs.environment(quick=False))
-    until(process, "starting in")
-    time.sleep(2)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert process.poll() is None
-    sent = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 143 and time.monotonic() - sent < 5
-    assert "SIGTERM" in out and "compiled" not in out
-    assert not (tmp_path / "twice" / "checkpoints").exists()
+COMPILING = """
+import ctypes, sys, command
+from resjax.main import main
+from resjax.train import session
+original = session.compile_programs
+def compiles(parts, state):
+    print("compiling", flush=True)
+    ctypes.CDLL(None).usleep(int(sys.argv[1]))  # as in a compiler: no Python code runs meanwhile
+    return original(parts, state)
+session.compile_programs = compiles
+sys.exit(main(sys.argv[2:]))
+"""
 
-    process = start(*words(config, tmp_path / "once"))
-    until(process, "starting in")
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_a_process_at_once(number, code, calm, tmp_path):
+    """Also one that compiles, where Python runs no handlers; it has written no state (A24 a)."""
+    script = ("-c", COMPILING, "60000000")
+    process = start(*words(calm, tmp_path / "run"), script=script, cwd=runs.ROOT / "tests")
+    until(process, "compiling")
+    process.send_signal(number)
+    assert number.name in until(process, "resjax: ")[-1]
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=5)
+    assert process.returncode == code
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_signal_to_a_process_that_compiles(calm, tmp_path):
+    """It is heeded when the compiler returns, and no false step is written (A24 a)."""
+    script = ("-c", COMPILING, "1000000")
+    process = start(*words(calm, tmp_path / "run"), script=script, cwd=runs.ROOT / "tests")
+    until(process, "compiling")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 143 and "Traceback" not in out
-    assert "stopped before step 1" in out or "saved at step" in out
-    assert run(config, tmp_path / "twice", train__steps=20) == 2  # it is a run of depth 32
+    assert process.returncode == 143 and "stopped before step 1" in out and "Traceback" not in out
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_lost_terminal_is_a_stop_but_not_under_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.stop == signal.SIGHUP and signals.exit_code == 129
+    assert signal.getsignal(signal.SIGHUP) == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.stop is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_left_alone_outside_of_the_main_thread():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def inside():
+        with Signals() as signals:
+            seen.append((signals.stop, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]
 
 
 # ------------------------------------------------------------------ a full disk
@@ -268,7 +316,7 @@ def test_a_full_disk(what, config, uninterrupted, small_disk, capfd):
     assert state_hash(folder, 20) == state_hash(uninterrupted, 20)
 
 
-def test_a_failed_save_is_told_when_it_fails(config, tmp_path, monkeypatch, capfd):
+def test_a_failed_save_is_told_when_it_fails(calm, tmp_path, monkeypatch, capfd):
     """Not at the next save, which may be hours later; also where nothing can be mounted."""
     original = checkpoint.Checkpoints._write
 
@@ -280,7 +328,7 @@ def test_a_failed_save_is_told_when_it_fails(config, tmp_path, monkeypatch, capf
     monkeypatch.setattr(checkpoint.Checkpoints, "_write", write)
     folder = tmp_path / "run"
     fields = {"train__save_every": 5, "train__steps": 5000, "train__eval_every": 0}
-    assert run(config, folder, **fields) == 1
+    assert run(calm, folder, **fields) == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "No space left on device" in err
     assert rows(folder)[-1]["step"] < 10
@@ -310,8 +358,14 @@ def bad(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def anew():
+    with runs.compiled_anew():
+        yield
+
+
 def plant(monkeypatch, *numbers):
-    """The loss is NaN on these training batches (from 0) of the tiny configuration, by what they hold."""
+    """The loss is NaN on these training batches (from 0) of the calm configuration, by what they hold."""
     from resjax import data
 
     pipeline = data.Pipeline(data.load("markov"), 16, 4, 0)
@@ -360,7 +414,7 @@ def test_a_learning_rate_that_explodes_stops_the_run(calm, tmp_path, capfd):
     assert finite(folder, steps(folder)[-1])
 
 
-def test_skip_passes_over_a_step(calm, calm_run, tmp_path, monkeypatch, capfd):
+def test_skip_passes_over_a_step(anew, calm, calm_run, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     plant(monkeypatch, 6)
     assert run(calm, folder, train__on_nonfinite="skip", train__save_every=1) == 0
@@ -383,7 +437,7 @@ def test_skip_has_an_end(calm, bad, tmp_path, capfd):
     assert finite(folder, steps(folder)[-1])
 
 
-def test_roll_back_goes_on_with_other_batches(calm, calm_run, tmp_path, monkeypatch, capfd):
+def test_roll_back_goes_on_with_other_batches(anew, calm, calm_run, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     plant(monkeypatch, 7)
     with runs.recorded_batches() as batches:
@@ -407,7 +461,7 @@ def test_roll_back_has_an_end(calm, bad, tmp_path, capfd):
     assert steps(folder)[-1] == 6 and finite(folder, 6)
 
 
-def test_a_float16_overflow_is_survived(calm, tmp_path, monkeypatch, capfd):
+def test_a_float16_overflow_is_survived(anew, calm, tmp_path, monkeypatch, capfd):
     """The dynamic scale falls until the gradient fits, and grows again; an overflow is no fault."""
     monkeypatch.setattr(assemble, "FIRST_DYNAMIC_SCALE", 2.0**24)
     monkeypatch.setattr(step, "GROWTH_INTERVAL", 4)
@@ -432,12 +486,11 @@ def test_float16_without_loss_scaling_is_warned_of(calm, tmp_path, capfd):
     assert "loss_scale" not in rows(tmp_path / "run")[0]
 
 
-@pytest.mark.parametrize("narrow", ["stream", "param"])
-def test_the_loss_scale_is_divided_out_again(narrow, calm, tmp_path):
-    """Whichever dtype is float16: clipping and the reported norm see the gradient itself."""
+def test_the_loss_scale_is_divided_out_again(calm, tmp_path):
+    """Also where only the stream is float16: clipping and the reported norm see the gradient itself."""
     dtypes = {
         "precision__compute": "float32",
-        f"precision__{narrow}": "float16",
+        "precision__stream": "float16",
         "train__steps": 2,
         "model__dropout": 0,
     }

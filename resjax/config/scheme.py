@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from resjax.config import at
@@ -242,17 +244,35 @@ def _refuse_unusable(made: Scheme, config: ConfigDict) -> None:
                     f"residual.name is '{name}', whose {gain} is the knob '{knob.name}', which only programs set; "
                     "give a number"
                 )
-            _try(_rule(getattr(resolved, gain)), site, gain, name)
+            value = getattr(resolved, gain)
+            _try(_rule(value), site, gain, name, start=isinstance(value, Learned))
         for role, start in resolved.init.items():
-            _try(_rule(start.gain), site, f"the start of '{role}'", name)
+            _try(_rule(start.gain), site, f"the start of '{role}'", name, start=True)
 
 
-def _try(rule: Any, site: Site, what: str, name: str) -> None:
+def _try(rule: Any, site: Site, what: str, name: str, start: bool) -> None:
+    """Refuse a rule that fails on a site of plain numbers, or traced, as the program calls it: ``start`` once a block,
+    at step 0; else on all blocks at once, with the step.
+    """
+    if rule is None:
+        return
+
+    def number(block: Any, step: Any) -> jax.Array:
+        return jnp.asarray(rule(site.on(block, step)), jnp.float32)
+
+    def traced(blocks: jax.Array, step: jax.Array) -> jax.Array:
+        return jax.vmap(lambda block: number(block, 0))(blocks) if start else number(blocks, step) + 0 * blocks
+
+    why = ""
     try:
-        if rule is not None:
-            float(rule(site))
+        float(rule(site))
+        why = " in the compiled program (write jnp.where for 'if', and jnp's functions for math's)"
+        jax.eval_shape(traced, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((site.depth,), ())))
     except Exception as error:
-        raise Refused(f"the rule for {what} of residual.name '{name}' fails: {type(error).__name__}: {error}") from None
+        first = str(error).partition("\n")[0]
+        raise Refused(
+            f"the rule for {what} of residual.name '{name}' fails{why}: {type(error).__name__}: {first}"
+        ) from None
 
 
 def _resolved(made: Scheme, config: ConfigDict) -> Iterator[tuple[Scheme, Site]]:
