@@ -24,7 +24,7 @@ def get_config(variant=None):
     if variant is None:
         config.model.width = 32
         config.data.length, config.data.batch = 64, 4
-        config.train.steps = 200
-        config.train.eval_every = config.train.save_every = 100
+        config.train.steps = 100
+        config.train.eval_every = config.train.save_every = 50
         config.optimizer.lr = 1e-3
     return config
