@@ -26,5 +26,6 @@ def get_config(variant=None):
         config.data.length, config.data.batch = 64, 4
         config.train.steps = 100
         config.train.eval_every = config.train.save_every = 50
+        config.train.eval_batches = 8
         config.optimizer.lr = 1e-3
     return config
