@@ -5,13 +5,14 @@ python -m resjax.main --config=FILE[:variant] [--workdir=DIR] [--from=RUN[@STEP]
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from resjax.errors import Refused, nearest
 
-BAD_INPUT, OUTSIDE_FAULT = 2, 1
+BAD_INPUT, OUTSIDE_FAULT, INTERRUPTED = 2, 1, 130
 PREFIX = "--config."
 OPTIONS = ("config", "workdir", "from", "evaluate", "profile", "parameters", "config_help", "help")
 
@@ -99,6 +100,12 @@ def refuse_unknown(words: Sequence[str]) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
+    if words is None:
+        # Until training listens: raised while JAX loads, a KeyboardInterrupt is lost, or told as another error.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         others, overrides = split_overrides(sys.argv[1:] if words is None else words)
         arguments, unknown = parser().parse_known_args(others)
@@ -140,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         return OUTSIDE_FAULT
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

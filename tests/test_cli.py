@@ -318,7 +318,7 @@ def local(self, address):
 socket.socket.connect = socket.socket.connect_ex = local
 socket.getaddrinfo = socket.gethostbyname = socket.create_connection = blocked
 from resjax.main import main
-code = main(sys.argv[1:])
+code = main()
 print("loaded", [name for name in ("tensorflow", "torch", "clu", "tensorboard") if name in sys.modules])
 sys.exit(code)
 """
@@ -329,10 +329,12 @@ def test_nothing_leaves_the_machine(config, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times. " * 200)
     fields = {"data__source": f"files:{text}", "train__steps": 3}
-    answer = python(OFFLINE, *words(config, tmp_path / "run", **fields), RESJAX_DATA_DIR=str(tmp_path / "data"))
+    folder = tmp_path / "Lauf für mich"  # and a terminal that cannot show that name
+    variables = {"RESJAX_DATA_DIR": str(tmp_path / "data"), "PYTHONIOENCODING": "ascii"}
+    answer = python(OFFLINE, *words(config, folder, **fields), **variables)
     assert answer.returncode == 0, answer.stderr
     assert "loaded []" in answer.stdout and answer.stderr == ""
-    assert summary(tmp_path / "run")["steps"] == 3
+    assert summary(folder)["steps"] == 3
 
 
 @pytest.mark.slow

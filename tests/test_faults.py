@@ -65,7 +65,7 @@ def killed(config, folder, kills, count):
         process = start(*words(config, folder, train__steps=count, **KILLED))
         lines = until(process, "compiled in")
         begun = next(line for line in lines if "ing in" in line)
-        time.sleep(rng.uniform(0.0, 1.5))
+        time.sleep(rng.uniform(0.0, 1.2))
         process.kill()
         rest = process.communicate()[0]
         assert "Traceback" not in rest
@@ -94,7 +94,7 @@ def kill_and_compare(config, place, kills, count):
 
 
 def test_three_kills(config, tmp_path):
-    kill_and_compare(config, tmp_path, 3, 40)
+    kill_and_compare(config, tmp_path, 3, 24)
 
 
 @pytest.mark.slow
@@ -191,6 +191,26 @@ def test_a_signal_to_a_process_that_trains(calm, tmp_path):
     assert process.returncode == 130 and "stopped by SIGINT" in out and "Traceback" not in out
     newest = steps(folder)[-1]
     assert f"saved at step {newest}" in out and rows(folder)[-1]["step"] == newest and finite(folder, newest)
+
+
+LOADING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jaxlib.xla_client":
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from resjax.main import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_modules_load_ends_the_process(calm, tmp_path):
+    """An exception in the middle of an import would be swallowed there, or come out as another one."""
+    done = runs.command(*words(calm, tmp_path / "run"), script=("-c", LOADING))
+    assert done.returncode == 130 and done.stdout == "" and done.stderr == ""
+    assert not (tmp_path / "run").exists()
 
 
 COMPILING = """

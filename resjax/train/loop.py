@@ -179,7 +179,7 @@ class Loop:
             del row["loss_scale"]
         # The overflow of a dynamic loss scale is no fault: its infinite gradients say nothing of the run's health.
         overflow = not (applied or halted or skipped)
-        if pending.probes is not None and not overflow:
+        if pending.probes and not overflow:
             probes = jax.device_get(pending.probes)
             self.record.append(pending.number, probes)
             if "moved" in probes:
@@ -320,7 +320,7 @@ class Loop:
         self.state, metrics, probes = self.programs.step(again, batch, np.asarray(True))
         self.state = replace(self.state, halted=jnp.asarray(False))
         probes = jax.device_get(probes)
-        if not len(self.record) or self.record.steps[-1] < step:
+        if probes and (not len(self.record) or self.record.steps[-1] < step):
             self.record.append(step, probes)
         return faults.origin(probes, float(metrics["loss"]), float(metrics["grad_norm"]))
 

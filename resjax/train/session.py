@@ -72,10 +72,10 @@ def train(config: Any, workdir: str, source: str | None = None, profile: bool = 
                 state = parts.initial()
             if forked:  # from here on the folder needs its origin no more
                 checkpoints.save(done, state, {"config": config.to_dict()})
-            programs = compile_programs(parts, state)
-            console.print(
-                f"compiled in {clock(programs.seconds)}; the stream is {programs.stream_dtype} in the compiled program"
-            )
+            if not signals.stop:
+                programs = compile_programs(parts, state)
+                dtype = programs.stream_dtype
+                console.print(f"compiled in {clock(programs.seconds)}; the stream is {dtype} in the compiled program")
             if signals.stop:
                 console.print(f"stopped before step {done + 1}; the same command goes on")
                 return signals.exit_code
