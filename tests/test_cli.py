@@ -53,14 +53,14 @@ def python(code, *arguments, **options):
 
 HELP = """
 import sys, time
-began = time.monotonic()
+began = time.process_time()
 from resjax.main import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as stop:
     code = stop.code
 heavy = [name for name in ("jax", "numpy", "flax", "orbax", "tensorflow_datasets") if name in sys.modules]
-print(f"code {code}, loaded {heavy}, quick {time.monotonic() - began < 2}", file=sys.stderr)
+print(f"code {code}; {heavy}; {time.process_time() - began}", file=sys.stderr)
 """
 
 
@@ -73,9 +73,9 @@ print(f"code {code}, loaded {heavy}, quick {time.monotonic() - began < 2}", file
 )
 def test_help_answers_without_loading_jax(option, said):
     answer = python(HELP, option)
-    assert answer.stderr.strip().startswith("code 0, loaded [")
-    assert "'jax'" not in answer.stderr and "'flax'" not in answer.stderr
-    assert "quick True" in answer.stderr
+    code, loaded, seconds = answer.stderr.strip().split("; ")
+    assert code == "code 0" and "'jax'" not in loaded and "'flax'" not in loaded
+    assert float(seconds) < 1  # of this process; others may be busy
     assert all(word in answer.stdout for word in said)
 
 
@@ -272,7 +272,6 @@ def on_a_terminal(arguments, send=None):
             break
         written += more
         if send and b"training" in written:
-            time.sleep(0.3)
             process.send_signal(send)
             send = None
     os.close(terminal)
@@ -393,7 +392,7 @@ from resjax.train.leaves import tree_hash
 from resjax.train.program import compile_programs
 config, place = sys.argv[1:]
 def parts(**fields):
-    pairs = [("data.batch", "16"), *((name.replace("__", "."), str(value)) for name, value in fields.items())]
+    pairs = [("data.batch", "16"), ("train.steps", "6"), *((name.replace("__", "."), str(value)) for name, value in fields.items())]
     return assemble(resolve(load(config, pairs), "cpu"), 32)
 def words(name, **fields):
     return [f"--config={config}", f"--workdir={place}/{name}", "--config.data.batch=16", "--config.train.steps=6",

@@ -93,8 +93,8 @@ def kill_and_compare(config, place, kills, count):
     assert not list(folder.glob(".*.tmp")) and not list(folder.glob("*/*.tmp*"))
 
 
-def test_three_kills(config, tmp_path):
-    kill_and_compare(config, tmp_path, 3, 24)
+def test_three_kills(calm, tmp_path):
+    kill_and_compare(calm, tmp_path, 3, 24)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_signal_in_each_phase(phase, number, config, uninterrupted, tmp_path, 
         else:
             (at_held_out if phase == "evaluating" else in_save)(patch, 4 if phase == "evaluating" else 2, send)
             code = run(config, folder)
-            assert time.monotonic() - sent[0] < 10
+            assert time.monotonic() - sent[0] < 30
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     newest = steps(folder)[-1]
     if phase == "training":
