@@ -41,13 +41,12 @@ class Step:
         validate(config)
         self.config = resolve(config, jax.default_backend())
         self.parts: Parts = assemble(self.config, 256)
-        self.on = False
         step = make_step(self.parts.graphdef, self.parts.optimizer, self.parts.schedule, self.parts.recipe)
         shape = (self.config.data.batch, self.config.data.length + 1)
         self.batch = np.random.default_rng(0).integers(0, 256, shape, np.int32)
         self.state = self.parts.initial()
         began = time.perf_counter()
-        lowered = jax.jit(step, donate_argnums=0).lower(self.state, self.batch, self.on)
+        lowered = jax.jit(step, donate_argnums=0).lower(self.state, self.batch, False)
         self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - began
         self.count = 0

@@ -17,7 +17,4 @@ VARIANTS = recipes.VARIANTS
 
 
 def get_config(variant=None):
-    config = recipes.deep("pre_ln", variant)
-    if variant is None:
-        config.train.steps = 800
-    return config
+    return recipes.deep("pre_ln", variant)

@@ -14,7 +14,6 @@ from resjax.residual import (
     Branch,
     Connection,
     Context,
-    Flow,
     Init,
     NormDefaults,
     Run,
@@ -24,6 +23,7 @@ from resjax.residual import (
     start,
     tap,
 )
+from resjax.residual.equation import GAINS
 from resjax.residual.parameters import is_variable
 
 Probes = dict[str, jax.Array]
@@ -164,9 +164,8 @@ class Stack(nnx.Module):
     def _numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
         sites = self.places(numbered(run), jnp.asarray(context.step, jnp.float32))
-        gains = ("in_scale", "scale", "scale_eval", "skip", "entry", "drop")
         rows = [
-            {name: evaluate(getattr(scheme, name), site) for name in gains}
+            {name: evaluate(getattr(scheme, name), site) for name in GAINS}
             for scheme, site in zip(run.sites, sites, strict=True)
         ]
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
@@ -209,6 +208,3 @@ def unstacked(tree: Any, length: int) -> list[Any]:
         split(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else [leaf[i] for i in range(length)] for leaf in leaves
     ]
     return [jax.tree.unflatten(structure, [column[i] for column in columns]) for i in range(length)]
-
-
-__all__ = ["Block", "Flow", "Probes", "Stack", "measured", "unstacked"]

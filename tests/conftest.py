@@ -23,3 +23,29 @@ if os.environ.get("RESJAX_TEST_GRAPH_MODE") == "0":
 def make_model():
     """``make_model(scheme, **shape)``: a small language model, all parameters away from their start; see kit.make."""
     return make
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Runs compile quickly and once; see runs.quick."""
+    # Imported here: resjax.train.quiet wraps the hook for unraisable errors, and would come before pytest's own.
+    import runs
+
+    with runs.quick():
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """The file of a small run with everything random in it."""
+    import runs
+
+    return runs.tiny(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The file of a small run without chance, and with positions that fit any length."""
+    import runs
+
+    return runs.calm(tmp_path_factory.mktemp("config"))

@@ -18,16 +18,12 @@ from resjax import main
 from resjax.train.program import compile_programs
 from runs import ROOT, files, rows, run, summary, words
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with runs.quick():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return runs.calm(tmp_path_factory.mktemp("config"))
+def config(calm):
+    return calm
 
 
 @pytest.fixture(scope="module")

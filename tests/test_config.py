@@ -378,14 +378,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_file_loads_and_states_its_command_and_expectation(path, monkeypatch, tmp_path):
+def test_every_config_file_and_variant_loads(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # the current folder must not matter
     header = path.read_text().split('"""')[1]
-    assert f"    python -m resjax.main --config=configs/{path.name}\n" in header
-    expected = re.findall(r"^Expected: (.*)$", header, re.MULTILINE)
-    assert len(expected) == 1
-    form = r"about [\d.]+ (seconds|minutes) on 2 cores, -?[\d.]+ nats below the bigram baseline"
-    assert expected[0] == "to be measured" or re.fullmatch(form, expected[0])
     variants = re.findall(rf"--config=configs/{path.name}:(\w+)\n", header)
     for spec in (str(path), *(f"{path}:{variant}" for variant in variants)):
         config = load(spec)

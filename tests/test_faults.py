@@ -21,21 +21,7 @@ from resjax.train.signals import Signals
 from resjax.train.writers import read_json
 from runs import arrays, rows, run, start, state_hash, steps, stopped, summary, until, words
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with runs.quick():
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return runs.tiny(tmp_path_factory.mktemp("config"))
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    return runs.calm(tmp_path_factory.mktemp("config"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

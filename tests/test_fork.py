@@ -9,22 +9,7 @@ import runs
 from resjax.train.fork import parse
 from runs import STEPS, arrays, files, health, recorded_batches, rows, run, same, state_hash, steps, summary
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with runs.quick():
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return runs.tiny(tmp_path_factory.mktemp("config"))
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    """Without chance, and with positions that fit any length."""
-    return runs.calm(tmp_path_factory.mktemp("config"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def recorded(config, folder, **fields):

@@ -56,7 +56,7 @@ def by_hand(flow: dict[str, np.ndarray | None], dtype: Any) -> dict[str, float]:
         for j in range(count)
         if i != j
     ]
-    want = dict.fromkeys(probes.SITE_PROBES, np.nan) | {
+    want = dict.fromkeys(probes.FORWARD_PROBES, np.nan) | {
         "stream_rms": np.sqrt(np.mean(after**2)),
         "token_cosine": np.mean(cosines),
         "stream_max": np.max(np.abs(after)),
@@ -112,7 +112,7 @@ def test_probes_are_their_formulas(scheme, dtype):
         before, after = got["before"][block, 0], got["after"][block, -1]
         want = np.mean(lengths(after - before) / lengths(before))
         assert got["update_ratio_block"][block] == pytest.approx(want, rel=1e-5)
-    assert {got[name].shape for name in probes.SITE_PROBES} == {(3, 2)}
+    assert {got[name].shape for name in probes.FORWARD_PROBES} == {(3, 2)}
 
 
 def test_both_ends():

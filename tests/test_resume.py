@@ -9,16 +9,7 @@ import pytest
 import runs
 from runs import STEPS, arrays, files, health, recorded_batches, rows, run, same, state_hash, steps, stopped, summary
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with runs.quick():
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    return runs.tiny(tmp_path_factory.mktemp("config"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +19,6 @@ def whole(config, tmp_path_factory):
     with recorded_batches() as batches:
         assert run(config, folder) == 0
     return folder, batches
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    return runs.calm(tmp_path_factory.mktemp("config"))
 
 
 def assert_same_run(folder, other):

@@ -12,7 +12,7 @@ def deep(scheme: str, variant: str | None = None) -> Section:
     config.residual.name = scheme
     config.model.depth, config.model.width, config.model.heads = 24, 64, 4
     config.data.length, config.data.batch = 128, 16
-    config.train.steps = 200
+    config.train.steps = 600
     config.train.eval_batches = 32
     if variant is not None:
         accelerator(config, variant)

@@ -6,22 +6,9 @@ All statistics are taken in float32 (or better). Shapes: arrays are (batch, ...,
 import jax
 import jax.numpy as jnp
 
+from resjax.health.record import FORWARD_PROBES
 from resjax.residual.precision import exact, rms, rounded
 from resjax.residual.streams import Flow
-
-SITE_PROBES = (
-    "update_ratio",
-    "stream_rms",
-    "update_rms",
-    "update_cosine",
-    "token_cosine",
-    "stream_max",
-    "update_max",
-    "finite",
-    "swallowed",
-)
-BACKWARD_PROBES = ("stream_grad",)
-BLOCK_PROBES = ("update_ratio_block",)
 
 
 def lengths(x: jax.Array) -> jax.Array:
@@ -63,7 +50,7 @@ def measure(flow: Flow) -> dict[str, jax.Array]:
     """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, or nothing is kept)."""
     update, kept, after = flow.update, flow.kept, flow.after
     nothing = jnp.float32(jnp.nan)
-    probes = dict.fromkeys(SITE_PROBES, nothing) | {
+    probes = dict.fromkeys(FORWARD_PROBES, nothing) | {
         "stream_rms": rms(after),
         "token_cosine": token_cosine(after),
         "stream_max": jnp.max(jnp.abs(exact(after))),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 # What a recorded step holds beyond its number. Shapes of one row; NaN where a scheme has no such thing.
-SITE_PROBES = (  # (block, site)
+FORWARD_PROBES = (  # (block, site)
     "update_ratio",
     "stream_rms",
     "update_rms",
@@ -27,13 +27,14 @@ SITE_PROBES = (  # (block, site)
     "update_max",
     "finite",
     "swallowed",
-    "stream_grad",
 )
+SITE_PROBES = (*FORWARD_PROBES, "stream_grad")  # (block, site)
 BLOCK_PROBES = ("update_ratio_block", "param_grad_block")  # (block,)
 STEP_PROBES = ("embed_rms", "embed_grad", "final_rms", "moved")  # ()
 
 CHUNK = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 UNFINISHED = ".tmp"
+# What NumPy and zipfile raise on a damaged chunk; the last is zipfile's for a compression method that does not exist.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 

@@ -31,13 +31,15 @@ class Parts:
     """A run, assembled.
 
     Attributes:
+      config: as it was given.
       scheme: the residual scheme, overrides folded in.
       graphdef: the model without its arrays.
       abstract: shapes, dtypes and roles of the state.
       optimizer, schedule, recipe: see their modules.
       mesh: the devices.
       remat: the checkpoint policy that 'auto' stood for.
-      compute, stream: the dtypes that 'auto' stood for.
+      compute, stream: dtypes of the branches and of the stream.
+      vocab: tokens that the model knows.
     """
 
     config: Any

@@ -7,11 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-
-def is_variable(x: Any) -> bool:
-    return isinstance(x, nnx.Variable)
+from resjax.residual.parameters import is_variable
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -24,7 +24,8 @@ import optax.contrib
 
 from resjax.errors import Refused, nearest, not_one_of
 from resjax.residual import KERNEL_ROLES, ROLES, OptRule
-from resjax.train.leaves import is_variable, named
+from resjax.residual.parameters import is_variable
+from resjax.train.leaves import named
 from resjax.train.schedule import schedule
 
 DECAYED = frozenset(KERNEL_ROLES)

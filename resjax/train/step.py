@@ -14,15 +14,9 @@ from resjax.residual import Context
 from resjax.train.optimizer import apply_updates, at_step, clip_scale
 from resjax.train.state import LossScale, TrainState
 
-GROWTH_INTERVAL = (
-    2000  # finite steps after which a dynamic loss scale doubles (the usual rule of mixed-precision training)
-)
+GROWTH_INTERVAL = 2000  # finite steps after which a dynamic loss scale doubles: the usual rule of mixed precision
 LARGEST_SCALE = 2.0**24
-MERGE = {
-    "stream_max": jnp.max,
-    "update_max": jnp.max,
-    "finite": jnp.min,
-}  # over the slices of an accumulated step; others: mean
+MERGE = {"stream_max": jnp.max, "update_max": jnp.max, "finite": jnp.min}  # over accumulated slices; others: mean
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def make_step(
 
         grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
         inverse = 1.0 / state.loss_scale.scale
-        # In float32 whatever the parameters are: squares overflow in float16, and so does the inverse of a large scale.
+        # In float32 whatever the parameters are: in float16 squares are soon infinite or 0, and so is the inverse of a large scale.
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         if recipe.scaled:
             grads = jax.tree.map(lambda g: g * inverse, grads)
