@@ -1,14 +1,14 @@
 """How do blocks become a deep network? Built by vmap, run by scan (or unrolled, same numbers), rematerialised, probed."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
+from resjax.block import Block, Layer, Probes, whole
 from resjax.residual import (
     KERNEL_ROLES,
     Branch,
@@ -21,55 +21,31 @@ from resjax.residual import (
     Site,
     evaluate,
     start,
-    tap,
 )
-from resjax.residual.equation import GAINS
+from resjax.residual.inside import Chain, First
 from resjax.residual.parameters import is_variable
+from resjax.residual.scheme import GAINS
+from resjax.undo import undoing_scan
 
-Probes = dict[str, jax.Array]
 MakeBranch = Callable[[str, jax.Array], Branch]  # kind of sub-layer, key -> branch
-BLOCK_KERNELS = frozenset(KERNEL_ROLES) - {"head"}
-STREAM = "stream"  # the name that the stream after each site bears in the program, for checkpoint policies and for reading its dtype
+END_ROLES = frozenset({"emb", "pos", "head"})
+BLOCK_KERNELS = frozenset(KERNEL_ROLES) - END_ROLES
 REMAT: dict[str, Any] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+CARRY = 1000  # folded into a block's key for the parameters of carries; branches fold in their position
 
 
-class Block(nnx.Module):
-    """The sites of one block, in order. In a stack every leaf has the run's length in front."""
+class Fused(nnx.Module):
+    """Several branches that read one input and are added: GPT-J's parallel attention and feed-forward."""
 
-    def __init__(self, sites: list[Connection]):
-        self.sites = nnx.List(sites)
+    def __init__(self, branches: list[Branch]):
+        self.branches = nnx.List(branches)
 
-    def __call__(
-        self, stream: Any, places: list[Site], numbers: list[dict], taps: jax.Array | None, context: Context
-    ) -> tuple[Any, Probes]:
-        """The stream after the block, and what was measured: site probes as (sites,), block probes as scalars."""
-        entry, rows = stream, []
-        for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
-            stream, flow = connection(stream, site, numbers[i], entry if site.last_in_block else None, context)
-            stream = checkpoint_name(stream, STREAM)
-            if taps is not None:
-                stream = tap(stream, taps[i], jnp.asarray(context.on))
-            if context.measure is not None:
-                rows.append(measured(context, context.measure, flow))
-        probes = {name: jnp.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
-        if context.measure_block is not None:
-            probes |= measured(context, context.measure_block, entry, stream)
-        return stream, probes
-
-
-def measured(context: Context, measure: Callable[..., Probes], *arrays: Any) -> Probes:
-    """``measure(*arrays)`` in the steps that measure, zeros in the others; never differentiated, never paid for in other steps."""
-    arrays = jax.lax.stop_gradient(arrays)
-    shapes = jax.eval_shape(measure, *arrays)
-    return jax.lax.cond(
-        jnp.asarray(context.on),
-        measure,
-        lambda *_: {name: jnp.zeros(value.shape, value.dtype) for name, value in shapes.items()},
-        *arrays,
-    )
+    def __call__(self, x: jax.Array) -> jax.Array:
+        first, *more = [branch(x) for branch in self.branches]
+        return sum(more, start=first)
 
 
 class Stack(nnx.Module):
@@ -102,17 +78,35 @@ class Stack(nnx.Module):
     ):
         if remat not in ("none", *REMAT):
             raise ValueError(f"remat is '{remat}', which is none of none, {', '.join(REMAT)}")
-        self.kinds, self.depth, self.scan, self.remat = kinds, depth, scan, remat
+        scheme.carry.refuse(scheme.sites(kinds), width)
+        self.scheme, self.depth, self.scan, self.remat = scheme, depth, scan, remat
+        self.kinds = scheme.sites(kinds)
         self.plan: tuple[Run, ...] = tuple(scheme.runs(kinds, depth))
+        outer = scheme.outer
+        # what the stack's ends see: the carry that units write to, and how many of them there are
+        self.carry, self.units = (scheme.carry, depth * len(self.kinds)) if outer is None else (outer, depth)
+
+        def made(site: Site, key: jax.Array) -> Branch:
+            key = jax.random.fold_in(key, site.pos)
+            if not scheme.fuse:
+                return make_branch(site.kind, key)
+            return Fused([make_branch(kind, jax.random.fold_in(key, i)) for i, kind in enumerate(kinds)])
 
         def build(run: Run) -> Callable[[jax.Array, jax.Array], Block]:
             def block(key: jax.Array, index: jax.Array) -> Block:
+                of_carry = jax.random.fold_in(key, CARRY)
                 sites = []
                 for resolved, site in zip(run.sites, self.places(index), strict=True):
-                    branch = make_branch(site.kind, jax.random.fold_in(key, site.pos))
+                    branch = made(site, key)
                     start(branch, init, site, resolved.init)
-                    sites.append(Connection(resolved, branch, width, site, norms, dropout))
-                return Block(sites)
+                    views = outer.views if outer is not None and site.pos == 0 else ()
+                    key_here = jax.random.fold_in(of_carry, site.pos)
+                    sites.append(Connection(resolved, branch, width, site, norms, dropout, key=key_here, views=views))
+                around = None
+                if outer is not None:
+                    around = outer.build(width, whole(self.places(index)), norms, jax.random.fold_in(of_carry, CARRY))
+                    start(around, Init(), whole(self.places(index)), scheme.init)
+                return Block(sites, around, self.carry, tuple(self.places(0)))
 
             return block
 
@@ -122,12 +116,20 @@ class Stack(nnx.Module):
         )
         weights = jax.tree.leaves(self.runs, is_leaf=is_variable)
         known = BLOCK_KERNELS.union(*(variable.role for variable in weights if hasattr(variable, "fans")))
-        if wrong := set(scheme.init) - known:
+        if wrong := set(scheme.init) - known - END_ROLES:
             raise ValueError(
                 f"the init rule for '{sorted(wrong)[0]}' starts nothing: roles of weights in blocks are {', '.join(sorted(known))}"
             )
         for variable in weights:
             variable.set_metadata(stacked=True)
+        announced = {name for run in self.runs for site in run.sites for name in getattr(site.branch, "slots", {})}
+        if wrong := {*scheme.inside, *scheme.share} - announced:
+            raise ValueError(
+                f"'{scheme.name}' acts at the point '{sorted(wrong)[0]}' inside branches, and these branches "
+                f"announce {', '.join(sorted(announced)) or 'none'}"
+            )
+        self.closer = self.carry.build_close(width, self.units, norms, jax.random.fold_in(key, CARRY))
+        start(self.closer, Init(), Site("ends", 0, 1, depth), scheme.init)
 
     def places(self, block: Any, step: Any = 0) -> list[Site]:
         """The sites of a block; ``block`` may be traced, or a vector of blocks."""
@@ -149,17 +151,14 @@ class Stack(nnx.Module):
 
         Site probes are (depth, sites), block probes (depth,).
         """
-        carry = self.plan[0].sites[0].carry
-        stream, probes = carry.open(embedded), []
+        stream, side, probes = self.carry.open(embedded, self.units), {}, []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
-            numbers = self._numbers(run, context)
             taps = None if context.taps is None else context.taps[here]
-            stream, seen = self._run(
-                blocks, np.arange(run.first, run.first + run.length), numbers, taps, stream, context
-            )
+            layers = Layer(jnp.arange(run.first, run.first + run.length), self._numbers(run, context), taps)
+            stream, side, seen = self._run(run, blocks, layers, stream, side, context)
             probes.append(seen)
-        return carry.close(stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
+        return self.carry.close(self.closer, stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
 
     def _numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
@@ -171,23 +170,38 @@ class Stack(nnx.Module):
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def _run(
-        self, blocks: Block, index: np.ndarray, numbers: list[dict], taps: Any, stream: Any, context: Context
-    ) -> tuple[Any, Probes]:
-        def body(stream: Any, layer: tuple) -> tuple[Any, Probes]:
-            block, i, numbers, taps = layer
-            return block(stream, self.places(i), numbers, taps, context)
+        self, run: Run, blocks: Block, layers: Layer, stream: Any, side: dict, context: Context
+    ) -> tuple[Any, dict, Probes]:
+        """The stream after one run of blocks, what they hand to the next runs, and the probes, stacked."""
+        if self.scan and self.carry.undoable:
+            stream, probes = undoing_scan(blocks, layers, stream, context)
+            return stream, side, probes
+
+        # Of what blocks hand on, a chain goes from each to the next; the first block's is the same for all, so it is not
+        # stored once a layer.
+        shares = {name: share for scheme in run.sites for name, share in scheme.share.items()}
+        chain = {name: side[name] for name, share in shares.items() if isinstance(share, Chain)}
+        fixed = {name: side[name] for name, share in shares.items() if isinstance(share, First)}
+
+        def body(carried: tuple, x: tuple) -> tuple[tuple, tuple]:
+            stream, chain = carried
+            block, layer = x
+            stream, handed, probes = block(stream, layer, dataclasses.replace(context, side=fixed | chain))
+            return (stream, {name: handed[name] for name in chain}), (handed if run.first == 0 else {}, probes)
 
         if self.remat != "none":
             # inside a scan the loop itself keeps the two computations apart; unrolled, XLA would merge them again
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=not self.scan)
-        layers = (blocks, jnp.asarray(index), numbers, taps)
         if self.scan:
-            return jax.lax.scan(body, stream, layers)
-        rows = []
-        for layer in unstacked(layers, len(index)):
-            stream, probes = body(stream, layer)
-            rows.append(probes)
-        return stream, jax.tree.map(lambda *parts: jnp.stack(parts), *rows)
+            (stream, chain), (handed, probes) = jax.lax.scan(body, (stream, chain), (blocks, layers))
+        else:
+            carried, rows = (stream, chain), []
+            for layer in unstacked((blocks, layers), run.length):
+                carried, row = body(carried, layer)
+                rows.append(row)
+            stream, chain = carried
+            handed, probes = jax.tree.map(lambda *parts: jnp.stack(parts), *rows)
+        return stream, side | {name: value[0] for name, value in handed.items()} | chain, probes
 
 
 def numbered(run: Run) -> jax.Array:

@@ -1,5 +1,6 @@
 """What is causal self-attention, as a branch? (B, T, D) -> (B, T, D), no norm and no skip inside."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt
 
@@ -14,8 +15,15 @@ from resjax.residual.precision import exact
 QUERY_BLOCKS, SMALLEST_BLOCK = 4, 64  # of causal attention: blocks of queries, at least so long
 
 
+At = Callable[[str, jax.Array], jax.Array]
+
+
 class Attention(nnx.Module):
     """Causal multi-head softmax attention.
+
+    Points at which a scheme may act: 'q', 'k', 'v' (B, T, H, C) after the projections; 'q_turned', 'k_turned' (B, T, H, C) after the model's
+    own query and key norms and rotary positions; 'scores' (B, H, T, T) scaled, before the mask; 'heads' (B, T, H, C) mixed values;
+    'pre_o' (B, T, D) the same, joined, before the output matrix.
 
     Args:
       width: D, of the stream.
@@ -57,44 +65,67 @@ class Attention(nnx.Module):
         self.norm_q = Norm("rmsnorm", width // heads, norms) if qk_norm else None
         self.norm_k = Norm("rmsnorm", width // heads, norms) if qk_norm else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        batch, length, width = x.shape
-        q, k, v = self._project(x)
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The points and their feature shapes."""
+        width = self.write.kernel.shape[-1]
+        head = (self.heads, width // self.heads)
+        points = dict.fromkeys(("q", "k", "v", "q_turned", "k_turned", "heads"), head)
+        return points | {"scores": (), "pre_o": (width,)}
+
+    def __call__(self, x: jax.Array | dict[str, jax.Array], at: At | None = None) -> jax.Array:
+        """``x`` is one input, or a dict of those of the queries, keys and values; ``at(name, array)`` is called at every point."""
+        at = at or unchanged
+        q, k, v = (at(name, part) for name, part in zip("qkv", self._project(x), strict=True))
         q, k = (a if norm is None else norm(a) for a, norm in ((q, self.norm_q), (k, self.norm_k)))
         if self.rope:
             q, k = rotate(q), rotate(k)
-        mixed = attend(q / jnp.asarray(sqrt(width // self.heads), q.dtype), k, v)
-        return self.write(mixed.swapaxes(1, 2).reshape(batch, length, width))
+        q, k = at("q_turned", q), at("k_turned", k)
+        batch, length, heads, size = q.shape
+        q, k, v = (a.swapaxes(1, 2) for a in (q / jnp.asarray(sqrt(size), q.dtype), k, v))
+        mixed = attend(q, k, v, at).swapaxes(1, 2)
+        return self.write(at("pre_o", at("heads", mixed).reshape(batch, length, heads * size)))
 
-    def _project(self, x: jax.Array) -> list[jax.Array]:
-        """Queries, keys and values, (B, H, T, C) each."""
-        batch, length, width = x.shape
-        shape = (batch, length, self.heads, width // self.heads)
-        if self.fused:
+    def _project(self, x: jax.Array | dict[str, jax.Array]) -> list[jax.Array]:
+        """Queries, keys and values, (B, T, H, C) each."""
+        if isinstance(x, dict):
+            maps = [self.qkv.part(i) for i in range(3)] if self.fused else [self.q, self.k, self.v]
+            parts = [linear(x[name]) for name, linear in zip("qkv", maps, strict=True)]
+        elif self.fused:
             qkv = self.qkv(x)
             parts = [qkv[:, :, i] for i in range(3)]
         else:
             parts = [self.q(x), self.k(x), self.v(x)]
-        return [part.reshape(shape).swapaxes(1, 2) for part in parts]
+        return [part.reshape(*part.shape[:2], self.heads, -1) for part in parts]
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def unchanged(name: str, x: jax.Array) -> jax.Array:
+    """What stands at the points inside a branch if nothing does."""
+    return x
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, at: At = unchanged) -> jax.Array:
     """Causal softmax attention, (B, H, T, C) each -> (B, H, T, C); queries come scaled. Softmax in float32.
 
     Queries go in up to four blocks, each of which sees the keys up to its own end only, and the sum of the weights divides the
     result, not the weights: 12 % off the whole step at 12 x 256, length 256, on a CPU (measured in one run with the plain form).
     """
     length = q.shape[2]
+    if getattr(at, "whole_scores", False):  # something stands at 'scores', and wants them whole
+        return _attend_block(q, k, v, 0, length, at)
     count = max(1, min(QUERY_BLOCKS, length // SMALLEST_BLOCK))
     bounds = [length * i // count for i in range(count + 1)]
     return jnp.concatenate([_attend_block(q, k, v, first, end) for first, end in pairwise(bounds)], axis=2)
 
 
-def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int) -> jax.Array:
+def _attend_block(
+    q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int, at: At = unchanged
+) -> jax.Array:
     """The queries from ``first`` to before ``end``, on the keys before ``end``."""
     # float16 ends at 65,504: a score may pass that, and so may values summed over many keys before the division
     out = jnp.float32 if v.dtype == jnp.float16 else None
     scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
+    scores = at("scores", scores)
     visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
     scores = jnp.where(visible, scores, -jnp.inf)
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
@@ -103,10 +134,10 @@ def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int
 
 
 def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
-    """Rotary positions for (B, H, T, C), C even: pair i of position t is turned by the angle t * base^(-2 i / C)."""
-    length, size = x.shape[-2:]
+    """Rotary positions for (B, T, H, C), C even: pair i of position t is turned by the angle t * base^(-2 i / C)."""
+    length, size = x.shape[1], x.shape[-1]
     first, second = jnp.split(exact(x), 2, axis=-1)
     positions, pairs = jnp.arange(length, dtype=first.dtype), jnp.arange(0, size, 2, dtype=first.dtype)
-    angles = positions[:, None] * base ** (-pairs / size)
+    angles = (positions[:, None] * base ** (-pairs / size))[:, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)

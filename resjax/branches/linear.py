@@ -1,5 +1,7 @@
 """How is a matrix applied? As one two-dimensional product, tokens by width: up to 3 times faster on a CPU than multi-axis kernels."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,10 +21,20 @@ class Linear(nnx.Module):
         self.bias = constant(0.0, self.kernel.shape[1:], "bias") if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        weights = self.kernel[...].astype(x.dtype)
-        y = jnp.matmul(x.reshape(-1, x.shape[-1]), weights.reshape(weights.shape[0], -1))
-        y = y.reshape(*x.shape[:-1], *weights.shape[1:])
-        if self.bias is None:
-            return y
-        wide = exact(y)  # so that the bias's gradient, a sum over all tokens, is one in float32
-        return (wide + self.bias[...].astype(wide.dtype)).astype(y.dtype)
+        return apply(x, self.kernel[...], None if self.bias is None else self.bias[...])
+
+    def part(self, index: int) -> Callable[[jax.Array], jax.Array]:
+        """One of several fused maps, by itself."""
+        bias = None if self.bias is None else self.bias[index]
+        return lambda x: apply(x, self.kernel[:, index], bias)
+
+
+def apply(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """(..., in) through weights (in, out) or (in, parts, out), in x's dtype."""
+    weights = weights.astype(x.dtype)
+    y = jnp.matmul(x.reshape(-1, x.shape[-1]), weights.reshape(weights.shape[0], -1))
+    y = y.reshape(*x.shape[:-1], *weights.shape[1:])
+    if bias is None:
+        return y
+    wide = exact(y)  # so that the bias's gradient, a sum over all tokens, is one in float32
+    return (wide + bias.astype(wide.dtype)).astype(y.dtype)

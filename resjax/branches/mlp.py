@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 
+from resjax.branches.attention import At, unchanged
 from resjax.branches.linear import Linear
 
 KINDS = ("gelu", "relu", "swiglu")
@@ -10,6 +11,8 @@ KINDS = ("gelu", "relu", "swiglu")
 
 class MLP(nnx.Module):
     """Two matrices around an activation: gelu (tanh form, as GPT-2), relu; or swiglu: ``W2 ( silu(W1 x) . W3 x )`` with W1, W3 fused.
+
+    Points at which a scheme may act: 'fc_in' before the activation, (..., hidden), or (..., 2, hidden) for swiglu; 'hidden' after it.
 
     Args:
       width: D.
@@ -26,8 +29,15 @@ class MLP(nnx.Module):
         self.fc_in = Linear(width, hidden, *roles, bias=bias, key=k_in)
         self.write = Linear(hidden, width, "write", bias=bias, key=k_out)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = self.fc_in(x)
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The points and their feature shapes."""
+        inner = tuple(self.fc_in.kernel.shape[-2:]) if self.kind == "swiglu" else tuple(self.fc_in.kernel.shape[-1:])
+        return {"fc_in": inner, "hidden": inner[-1:]}
+
+    def __call__(self, x: jax.Array, at: At | None = None) -> jax.Array:
+        at = at or unchanged
+        hidden = at("fc_in", self.fc_in(x))
         match self.kind:
             case "gelu":
                 hidden = jax.nn.gelu(hidden, approximate=True)
@@ -35,4 +45,4 @@ class MLP(nnx.Module):
                 hidden = jax.nn.relu(hidden)
             case "swiglu":
                 hidden = jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]
-        return self.write(hidden)
+        return self.write(at("hidden", hidden))

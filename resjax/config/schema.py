@@ -110,7 +110,17 @@ _TABLE = [
         "What the backward pass computes again: nothing, all, all but matrix products; auto = chosen by shape.",
         choices=("none", "full", "dots", "auto"),
     ),
-    Field("residual.name", "str", "pre_ln", "Residual scheme: an entry of the catalogue, or FILE.py:NAME."),
+    Field(
+        "residual.name",
+        "str",
+        "pre_ln",
+        "Residual scheme: an entry of the catalogue, FILE.py:NAME, or several joined by '+', such as post_ln+prores.",
+    ),
+    Field(
+        "residual.form", "str", None, "Form of an entry that has several (admin: closed, profiled); None = its first."
+    ),
+    Field("residual.streams", "int", None, "Streams of an entry that has several; None = as it has them.", low=1),
+    Field("residual.groups", "int", None, "Groups of attnres in its form 'block'; None = 8.", low=1),
     *_overrides("residual", ""),
     Field(
         "residual.final_norm",

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from resjax.config import at
+from resjax.config.compose import composed
 from resjax.config.field import show
 from resjax.config.pyfile import execute, read
 from resjax.config.schema import FIELDS, KINDS
 from resjax.config.tree import flat
 from resjax.config.validate import said
 from resjax.errors import Refused, nearest, not_one_of
-from resjax.residual import CATALOGUE, ROLES, Blocks, Gain, Knob, Learned, Linear, Scheme, Site, Where
-from resjax.residual.equation import GAINS
+from resjax.residual import CATALOGUE, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
+from resjax.residual.entries import FORMS
+from resjax.residual.gains import DepthPower, Linear, is_rule
+from resjax.residual.scheme import GAINS
 
 WHAT = "the file of residual.name"
 SETS = {
@@ -74,7 +77,8 @@ def scheme(config: ConfigDict) -> Scheme:
     Raises:
       Refused: unknown scheme, a fault in the user's file, a field that has no effect under this scheme.
     """
-    first, overrides = entry(config.residual.name), _overrides(config)
+    first = _entry_of(config)
+    overrides = _overrides(config)
     places = _Places(KINDS[config.model.family], config.model.depth, _edges(first, overrides, config.model.depth))
     try:
         made = _apply(first, overrides, places)
@@ -87,18 +91,47 @@ def scheme(config: ConfigDict) -> Scheme:
     return made
 
 
-def entry(name: str) -> Scheme:
-    """The scheme called ``name``: of the catalogue, or 'FILE.py:NAME'."""
+def entry(name: str, form: str | None = None, streams: int | None = None, groups: int | None = None) -> Scheme:
+    """The scheme called ``name``: of the catalogue, 'FILE.py:NAME', or several joined by '+'; see :func:`composed`.
+
+    Raises:
+      Refused: there is none, or it has no such form, streams or groups.
+    """
+    base, *more = name.split("+")
+    made = _one(base)
+    for field, value, options in (("form", form, FORMS.get(base, {})),):
+        if value is None:
+            continue
+        if not options:
+            raise Refused(f"residual.{field} is '{value}', but '{base}' has one form only; these have more: {_with_forms()}")
+        if value not in options:
+            raise not_one_of(f"residual.{field} of '{base}'", value, options)
+        made = options[value]
+    for field, value, attribute in (("streams", streams, ("n", "m")), ("groups", groups, ("groups",))):
+        if value is None:
+            continue
+        names = [one for one in attribute if hasattr(made.carry, one)]
+        if not names:
+            raise Refused(f"residual.{field} is {value}, which has no effect: '{name}' carries {made.carried}")
+        made = made.but(carry=replace(made.carry, **{names[0]: value}))
+    return composed(made, [_one(other) for other in more], name)
+
+
+def _entry_of(config: ConfigDict) -> Scheme:
+    residual = config.residual
+    return entry(residual.name, residual.form, residual.streams, residual.groups)
+
+
+def _with_forms() -> str:
+    return ", ".join(f"{name} ({', '.join(forms)})" for name, forms in FORMS.items())
+
+
+def _one(name: str) -> Scheme:
     if name in CATALOGUE:
         return CATALOGUE[name]
     path, colon, wanted = name.rpartition(":")
     if path.endswith(".py") or name.endswith(".py"):
         return _from_file(path, wanted) if colon else _from_file(name, "")
-    if "+" in name:
-        raise Refused(
-            f"residual.name is '{name}', but schemes cannot be composed with '+' in this version; "
-            f"give one of {', '.join(CATALOGUE)}"
-        )
     raise not_one_of("residual.name", name, CATALOGUE)
 
 
@@ -121,9 +154,10 @@ def _schemes(path: str, source: bytes) -> dict[str, Scheme]:
 def source(config: ConfigDict) -> dict[str, str] | None:
     """The user's own file, as stored with a run: path, sha256 and text; None for an entry of the catalogue."""
     name = config.residual.name
-    if name in CATALOGUE:
+    files = [one for one in name.split("+") if one not in CATALOGUE]
+    if not files:
         return None
-    path = name.rpartition(":")[0]
+    path = files[0].rpartition(":")[0]
     content = read(path, WHAT)
     return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "text": content.decode("utf-8", "replace")}
 
@@ -163,10 +197,10 @@ class _Places:
 def _edges(first: Scheme, overrides: list[Override], depth: int) -> tuple[tuple[int, int], ...]:
     """The depth, cut where an exception or an override begins or ends, so that 1,000 blocks cost like a few."""
     ranges = [where.blocks for where, _ in first.at] + [override.blocks for override in overrides]
-    cuts = {0, depth}
+    cuts = {0, depth} | ({1} if first.share else set())  # what is shared starts in the first block
     for blocks in ranges:
         if blocks is not None:
-            cuts |= {blocks.first, depth if blocks.last is None else blocks.last + 1}
+            cuts |= set(blocks.span(depth))
     order = sorted(cut for cut in cuts if 0 <= cut <= depth)
     return tuple((begin, end - 1) for begin, end in pairwise(order))
 
@@ -182,9 +216,9 @@ def _somewhere(made: Scheme, override: Override, places: _Places) -> Scheme:
     found: list[tuple[str, int, int, dict[str, Any]]] = []
     for kind in places.kinds if override.kind is None else (override.kind,):
         for begin, end in places.pieces:
-            if override.blocks is not None and begin not in override.blocks:
+            if not Where(override.kind, override.blocks)(kind, begin, places.depth):
                 continue
-            fields = _fields(made.resolve(kind, begin), override.changes)
+            fields = _fields(made.resolve(kind, begin, places.depth), override.changes)
             if found and found[-1][0] == kind and found[-1][3] == fields:
                 begin = found.pop()[1]
             found.append((kind, begin, end, fields))
@@ -279,6 +313,7 @@ def _resolved(made: Scheme, config: ConfigDict) -> Iterator[tuple[Scheme, Site]]
     """The scheme at the first block of each run, with the site."""
     kinds, depth = KINDS[config.model.family], config.model.depth
     for run in made.runs(kinds, depth):
+        kinds = made.sites(KINDS[config.model.family])
         for pos, resolved in enumerate(run.sites):
             yield resolved, Site(kinds[pos], pos, len(kinds), depth, run.first)
 
@@ -286,14 +321,14 @@ def _resolved(made: Scheme, config: ConfigDict) -> Iterator[tuple[Scheme, Site]]
 def _rule(gain: Gain | None) -> Any:
     """The rule in a gain or in its start, if there is one."""
     rule = gain.start if isinstance(gain, Learned) else gain
-    return rule if callable(rule) and not isinstance(rule, Linear) else None
+    return rule if is_rule(rule) and not isinstance(rule, Linear | DepthPower) else None
 
 
 def _effective(made: Scheme, places: _Places) -> tuple:
     """What a run does, with everything that a constant scale of 0 switches off left out."""
 
     def at_site(kind: str, block: int) -> Scheme:
-        resolved = made.resolve(kind, block)
+        resolved = made.resolve(kind, block, places.depth)
         if resolved.scale == 0.0 and resolved.scale_eval in (None, 0.0):
             return replace(resolved, norm_in=None, norm_out=None, in_scale=1.0, drop=0.0)
         return resolved
@@ -330,7 +365,7 @@ def _other(name: str, value: Any) -> Any:
 
 def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places: _Places) -> None:
     """Refuse settings outside of ``residual`` that nothing under this scheme reads."""
-    sites = [made.resolve(kind, begin) for begin, _ in places.pieces for kind in places.kinds]
+    sites = [made.resolve(kind, begin, places.depth) for begin, _ in places.pieces for kind in places.kinds]
     norms = {getattr(site, field) for site in sites for field in NORM_FIELDS} | {made.final_norm}
     real = {config.model.norm if norm == "norm" else norm for norm in norms} - {None, "none"}
     who = f"residual.name is '{config.residual.name}', which{' with these overrides' if made != first else ''}"
@@ -354,9 +389,10 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
 def describe(config: ConfigDict) -> list[str]:
     """The scheme as resolved: equation, one line a run of blocks, and the numbers that its rules give at this depth."""
     made = scheme(config)
-    kinds, depth = KINDS[config.model.family], config.model.depth
-    lines = [f"{config.residual.name}: {entry(config.residual.name).equation}", *made.describe(kinds, depth)]
-    for run in made.runs(kinds, depth):
+    depth = config.model.depth
+    kinds = made.sites(KINDS[config.model.family])
+    lines = [f"{config.residual.name}: {_entry_of(config).equation}", *made.describe(KINDS[config.model.family], depth)]
+    for run in made.runs(KINDS[config.model.family], depth):
         last = run.first + run.length - 1
         for pos, resolved in enumerate(run.sites):
             site = Site(kinds[pos], pos, len(kinds), depth)

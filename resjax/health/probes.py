@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from resjax.health.record import FORWARD_PROBES
 from resjax.residual.precision import exact, rms, rounded
-from resjax.residual.streams import Flow
+from resjax.residual import Flow
 
 
 def lengths(x: jax.Array) -> jax.Array:
@@ -47,8 +47,9 @@ def swallowed(update: jax.Array, kept: jax.Array) -> jax.Array:
 
 
 def measure(flow: Flow) -> dict[str, jax.Array]:
-    """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, or nothing is kept)."""
-    update, kept, after = flow.update, flow.kept, flow.after
+    """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, nothing to compare
+    it with, no add that could swallow it)."""
+    update, kept, beside, after = flow.update, flow.kept, flow.beside, flow.after
     nothing = jnp.float32(jnp.nan)
     probes = dict.fromkeys(FORWARD_PROBES, nothing) | {
         "stream_rms": rms(after),
@@ -62,12 +63,10 @@ def measure(flow: Flow) -> dict[str, jax.Array]:
             "update_max": jnp.max(jnp.abs(exact(update))),
             "finite": probes["finite"] & jnp.all(jnp.isfinite(update)),
         }
+        if beside is not None:
+            probes |= {"update_ratio": ratio(update, beside), "update_cosine": cosine(update, beside)}
         if kept is not None:
-            probes |= {
-                "update_ratio": ratio(update, kept),
-                "update_cosine": cosine(update, kept),
-                "swallowed": swallowed(update, kept),
-            }
+            probes |= {"swallowed": swallowed(update, kept)}
     return {name: jnp.asarray(value, jnp.float32) for name, value in probes.items()}
 
 

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from resjax.block import Probes, measured
 from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
 from resjax.residual.connection import dropout
 from resjax.residual.parameters import kernel
+from resjax.residual.gains import LearnedGain
 from resjax.residual.precision import exact, rms, wide
-from resjax.stack import Probes, Stack, measured
+from resjax.stack import Stack
 
 KINDS = ("attention", "mlp")
 EMBED_DROPOUT = 2  # use of the step's key outside the sites; the sites fold in their number first
@@ -64,7 +66,8 @@ class LM(nnx.Module):
         self.embed = table(k_emb, shape.vocab, shape.width, "emb")
         self.positions = table(k_pos, shape.length, shape.width, "pos") if shape.positions == "learned" else None
         self.head = None if shape.tied else kernel(k_head, shape.width, shape.vocab, "head")
-        start([self.embed, self.positions, self.head], init, Site("ends", 0, 1, shape.depth), {})
+        ends = Site("ends", 0, 1, shape.depth)
+        start([self.embed, self.positions, self.head], init, ends, scheme.init)
         self.stack = Stack(
             scheme,
             KINDS,
@@ -79,6 +82,8 @@ class LM(nnx.Module):
             key=k_stack,
         )
         self.final_norm = build_norm(scheme.final_norm, shape.width, shape.norms)
+        gain = scheme.logit_gain
+        self.logit_gain = None if gain is None else LearnedGain(gain, shape.vocab, ends)
 
     def _branch(self, kind: str, key: jax.Array) -> Branch:
         shape = self.shape
@@ -139,7 +144,8 @@ class LM(nnx.Module):
         weights = self.embed[...].T if self.head is None else self.head[...]
         flat = final.reshape(-1, final.shape[-1])
         logits = jnp.matmul(flat, weights.astype(flat.dtype), preferred_element_type=exact(flat).dtype)
-        return logits.reshape(*final.shape[:-1], -1)
+        logits = logits.reshape(*final.shape[:-1], -1)
+        return logits if self.logit_gain is None else self.logit_gain(logits)
 
 
 def ends(embedded: jax.Array, final: jax.Array) -> Probes:

@@ -1,27 +1,16 @@
 """The residual core: schemes as data, the connection that carries them out, the carries. Imports jax, flax.nnx and numpy only."""
 
+from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.connection import Branch, Connection, Context
 from resjax.residual.entries import CATALOGUE
-from resjax.residual.equation import (
-    NORM_NAMES,
-    Blocks,
-    Frozen,
-    Gain,
-    InitRule,
-    Knob,
-    Learned,
-    Linear,
-    OptRule,
-    Run,
-    Scheme,
-    Where,
-    evaluate,
-    everywhere,
-)
+from resjax.residual.gains import DepthPower, Gain, Knob, Learned, Linear, evaluate
+from resjax.residual.inside import Chain, First, Inside
 from resjax.residual.norms import Norm, NormDefaults, build_norm
 from resjax.residual.parameters import KERNEL_ROLES, ROLES, Init, constant, kernel, start, table
-from resjax.residual.site import Site
-from resjax.residual.streams import CarrySpec, Flow, OneStream
+from resjax.residual.rules import InitRule, OptRule
+from resjax.residual.scheme import NORM_NAMES, Blocks, Frozen, Portion, Run, Scheme, Where, everywhere
+from resjax.residual.site import Rule, Site
+from resjax.residual.streams import OneStream
 from resjax.residual.taps import tap
 
 __all__ = [
@@ -29,16 +18,22 @@ __all__ = [
     "KERNEL_ROLES",
     "NORM_NAMES",
     "ROLES",
+    "Around",
     "Blocks",
     "Branch",
+    "Carry",
     "CarrySpec",
+    "Chain",
     "Connection",
     "Context",
+    "DepthPower",
+    "First",
     "Flow",
     "Frozen",
     "Gain",
     "Init",
     "InitRule",
+    "Inside",
     "Knob",
     "Learned",
     "Linear",
@@ -46,6 +41,8 @@ __all__ = [
     "NormDefaults",
     "OneStream",
     "OptRule",
+    "Portion",
+    "Rule",
     "Run",
     "Scheme",
     "Site",

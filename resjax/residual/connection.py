@@ -2,25 +2,32 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.residual.equation import Gain, Knob, Learned, Scheme
+from resjax.residual.carry import Around, Flow
+from resjax.residual.gains import Gain, Knob, Learned, LearnedGain
+from resjax.residual.inside import Points, Side
 from resjax.residual.norms import NormDefaults, build_norm
-from resjax.residual.parameters import constant
-from resjax.residual.precision import exact
+from resjax.residual.parameters import Init, start
+from resjax.residual.scheme import Scheme
 from resjax.residual.site import Site
-from resjax.residual.streams import Flow
+from resjax.residual.streams import scaled
 
-DROPOUT, DROP_PATH = 0, 1  # one number a use of randomness, folded into the site's key
+DROPOUT, DROP_PATH, COIN = 0, 1, 3  # one number a use of randomness, folded into the site's key (2: see models)
 LEARNABLE = ("in_scale", "scale", "skip", "entry")
 
 
 class Branch(Protocol):
-    """What a connection wraps: a module (batch, ..., width) -> (batch, ..., width) that knows nothing of the scheme."""
+    """What a connection wraps: a module (batch, ..., width) -> (batch, ..., width) that knows nothing of the scheme.
+
+    A branch may also have ``slots`` and take ``at``, and then a scheme may act inside it; see :mod:`resjax.residual.inside`. One that
+    takes a dict of views 'q', 'k', 'v' as its input says so by ``views``.
+    """
 
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
@@ -43,6 +50,7 @@ class Context:
       on: traced boolean, whether to measure in this call; the shapes of the results do not depend on it.
       taps: (depth, sites) zeros whose gradient is the squared gradient norm of the stream after each site; None = no taps.
       compute: dtype of the branches.
+      side: what earlier blocks hand to the branches of this one, by point.
     """
 
     train: bool = False
@@ -54,41 +62,40 @@ class Context:
     on: Any = True
     taps: jax.Array | None = None
     compute: Any = jnp.float32
-
-
-class LearnedGain(nnx.Module):
-    """One :class:`Learned` gain: float32 parameters, which act in float32 (or better) whatever the stream's precision.
-
-    Not only the value needs it (1 + 1e-3 is 1 in bfloat16): the gradient of a gain is a sum over all tokens, which stops
-    growing in bfloat16 once a term is below half a unit in its last place.
-    """
-
-    def __init__(self, gain: Learned, width: int, site: Site):
-        first = gain.start(site) if callable(gain.start) else gain.start
-        self.gain = constant(first, () if gain.shape == "scalar" else (width,), "gain")
-        self.offset = constant(0.0, (width,), "gain_offset") if gain.offset else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = exact(x)
-        y = self.gain[...].astype(y.dtype) * y
-        y = y if self.offset is None else y + self.offset[...].astype(y.dtype)
-        return y.astype(x.dtype)
+    side: Side = field(default_factory=dict)
 
 
 class Connection(nnx.Module):
     """One branch and its way into the stream, as ``scheme`` (resolved for this site) says."""
 
     def __init__(
-        self, scheme: Scheme, branch: Branch, width: int, site: Site, norms: NormDefaults, dropout: float = 0.0
+        self,
+        scheme: Scheme,
+        branch: Branch,
+        width: int,
+        site: Site,
+        norms: NormDefaults,
+        dropout: float = 0.0,
+        *,
+        key: jax.Array,
+        views: tuple[str, ...] = (),
     ):
         self.scheme = scheme
         self.branch = branch
         self.dropout = dropout
-        self.norm_in = build_norm(scheme.norm_in, width, norms)
+        # one norm a view, where the branch reads several mixes of the stream
+        built = partial(build_norm, scheme.norm_in, width, norms)
+        self.norm_in = nnx.Dict({view: built() for view in views}) if views and scheme.norm_in else built()
         self.norm_out = build_norm(scheme.norm_out, width, norms)
         self.norm_after = build_norm(scheme.norm_after, width, norms)
         learned = {name: getattr(scheme, name) for name in LEARNABLE if isinstance(getattr(scheme, name), Learned)}
         self.gains = nnx.Dict({name: LearnedGain(gain, width, site) for name, gain in learned.items()})
+        self.carry = scheme.carry.build(width, site, norms, key)
+        start(self.carry, Init(), site, scheme.init)
+        slots = getattr(branch, "slots", {})
+        inside = {name: one for name, one in scheme.inside.items() if name in slots}
+        share = {name: one for name, one in scheme.share.items() if name in slots}
+        self.points = Points(inside, share, slots, width, site, norms) if inside or share else None
 
     def __call__(
         self, stream: Any, site: Site, numbers: Mapping[str, jax.Array], entry: Any, context: Context
@@ -96,45 +103,82 @@ class Connection(nnx.Module):
         """The stream after this site, and what flowed.
 
         Args:
-          stream: the carry's state; for one stream an array (batch, ..., width).
+          stream: what is carried; for one stream an array (batch, ..., width).
           site: which site, its block possibly traced.
           numbers: values of the gains that are rules, for this block.
           entry: the stream at the block's start, given to the block's last site only.
           context: see :class:`Context`.
         """
+        update, memo, _ = self.produce(stream, site, numbers, context)
+        return self.write(stream, memo, update, site, numbers, entry, context)
 
-        def gain(name: str, x: jax.Array) -> jax.Array | None:
-            return self._amplify(name, getattr(self.scheme, name), x, numbers, context)
+    def produce(
+        self, stream: Any, site: Site, numbers: Mapping[str, jax.Array], context: Context, views: Any = None
+    ) -> tuple[jax.Array | None, Any, Side]:
+        """The update, what ``write`` wants to know of how it came about, and what the branch hands to other blocks.
+
+        ``drop( scale * N_out( F( in_scale * N_in(u) ) ) )`` in the stream's dtype; None where the scale is 0. ``views``, if given,
+        is read in place of u.
+        """
+        gain = partial(self._amplify, numbers=numbers, context=context)
+        read, memo = self.carry.read(stream, site)
+        use_eval = not context.train and self.scheme.scale_eval is not None
+        scale = "scale_eval" if use_eval else "scale"
+        normed = self._normed(read, None) if self.scheme.keep_normed else None
+        if getattr(self.scheme, scale) == 0.0:
+            return None, (memo, normed), {}
+
+        def enter(x: jax.Array, view: str | None) -> jax.Array:
+            x = self._normed(x, view, context.compute) if normed is None else normed
+            amplified = gain("in_scale", x.astype(context.compute))
+            return jnp.zeros_like(x, context.compute) if amplified is None else amplified
+
+        x = enter(read, None) if views is None else {view: enter(x, view) for view, x in views.items()}
+        if self.points is None:
+            y, handed = self.branch(x), {}
+        else:
+            at, handed = self.points.on(context.side)
+            y = self.branch(x, at)  # type: ignore[call-arg]
+        # Everything after the branch is in the stream's precision: a LayerScale gain of 1e-6 underflows in float16.
+        y = y.astype(read.dtype)
+        y = y if self.norm_out is None else self.norm_out(y)
+        y = self._drop_features(y, site, context)
+        return self._drop_path(gain(scale, y), site, gain, context), (memo, normed), handed
+
+    def write(
+        self,
+        stream: Any,
+        memo: Any,
+        update: jax.Array | None,
+        site: Site,
+        numbers: Mapping[str, jax.Array],
+        entry: Any,
+        context: Context,
+    ) -> tuple[Any, Flow]:
+        """The stream with the update in it, and what flowed."""
+        memo, normed = memo
 
         def norm(name: str, x: jax.Array) -> jax.Array:
             module = getattr(self, name)
             return x if module is None else module(x)
 
-        carry = self.scheme.carry
-        read, memo = carry.read(stream)
-        update = self._produce(read, site, gain, norm, context)
-        return carry.write(stream, memo, update, gain, norm, entry)
+        def coin(probability: float) -> jax.Array:
+            if not context.train:
+                return jnp.asarray(True)
+            return jax.random.bernoulli(self._key(site, COIN, context), probability)
 
-    def _produce(
-        self, read: jax.Array, site: Site, gain: Callable, norm: Callable, context: Context
-    ) -> jax.Array | None:
-        """``drop( scale * N_out( F( in_scale * N_in(u) ) ) )`` in the stream's dtype; None where the scale is 0."""
-        use_eval = not context.train and self.scheme.scale_eval is not None
-        scale = "scale_eval" if use_eval else "scale"
-        if getattr(self.scheme, scale) == 0.0:
-            return None
-        x = read if self.norm_in is None else self.norm_in(read, context.compute)
-        x = gain("in_scale", x.astype(context.compute))
-        x = jnp.zeros_like(read, context.compute) if x is None else x
-        # Everything after the branch is in the stream's precision: a LayerScale gain of 1e-6 underflows in float16.
-        y = norm("norm_out", self.branch(x).astype(read.dtype))
-        y = self._drop_features(y, site, context)
-        return self._drop_path(gain(scale, y), site, gain, context)
+        gain = partial(self._amplify, numbers=numbers, context=context)
+        return self.carry.write(stream, memo, update, Around(gain, norm, entry, site, coin, normed))
+
+    def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
+        module = self.norm_in if view is None or self.norm_in is None else self.norm_in[view]
+        return x if module is None else module(x, dtype)
 
     def _amplify(
-        self, name: str, value: Gain | None, x: jax.Array, numbers: Mapping[str, jax.Array], context: Context
+        self, name: str, x: jax.Array, *, numbers: Mapping[str, jax.Array], context: Context
     ) -> jax.Array | None:
-        """``x`` times the gain called ``name``, in x's dtype; ``x`` itself for the constant 1, None for the constant 0."""
+        """``x`` times the gain called ``name``, rounded once to x's dtype; ``x`` itself for the constant 1, None for the constant 0."""
+        value: Gain | None = getattr(self.scheme, name)
         match value:
             case Learned():
                 return self.gains[name](x)
@@ -143,10 +187,10 @@ class Connection(nnx.Module):
                     raise KeyError(
                         f"the scheme reads the knob '{knob}', and the context gives {sorted(context.knobs) or 'none'}"
                     )
-                return jnp.asarray(context.knobs[knob]).astype(x.dtype) * x
+                return scaled(context.knobs[knob], x)
             case float():
-                return x if value == 1.0 else None if value == 0.0 else jnp.asarray(value, x.dtype) * x
-        return numbers[name].astype(x.dtype) * x
+                return None if value == 0.0 else scaled(value, x)
+        return scaled(numbers[name], x)
 
     def _key(self, site: Site, use: int, context: Context) -> jax.Array:
         if context.key is None:

@@ -9,7 +9,8 @@ from flax import nnx
 from resjax.residual.parameters import constant
 from resjax.residual.precision import exact
 
-KINDS = ("layernorm", "rmsnorm", "unit")
+KINDS = ("layernorm", "rmsnorm", "zero_centred", "unit", "dyt", "derf")
+STEEPNESS = 0.5  # alpha of dyt and derf at the start; LLaMA-sized models want less, by width
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,11 @@ class NormDefaults:
 
 
 class Norm(nnx.Module):
-    """LayerNorm, RMSNorm or L2 normalisation over the last axis.
+    """A normalisation over the last axis, or what is put in the place of one.
+
+    layernorm, rmsnorm; zero_centred: RMSNorm whose stored gain g, from 0, acts as 1 + g (Gemma); unit: L2 norm 1, no gain;
+    dyt: gamma . tanh(alpha x) + beta (Zhu et al. 2025, 2503.10622); derf: gamma . erf(alpha x + s) + beta (2512.10938), alpha and s
+    one number each.
 
     Statistics are two-pass in float32 (or better, if the input is): the mean is taken out before squaring, since E[x^2] - E[x]^2
     cancels where the mean is large against the spread (late Pre-LN streams).
@@ -41,8 +46,13 @@ class Norm(nnx.Module):
             raise ValueError(f"the norm '{kind}' is none of {', '.join(KINDS)}")
         self.kind = kind
         self.eps = defaults.eps
-        self.gain = constant(1.0, (width,), "norm_scale") if defaults.gain and kind != "unit" else None
-        self.bias = constant(0.0, (width,), "norm_bias") if defaults.bias and kind == "layernorm" else None
+        pointwise = kind in ("dyt", "derf")
+        first = 0.0 if kind == "zero_centred" else 1.0
+        self.gain = constant(first, (width,), "norm_scale") if defaults.gain and kind != "unit" else None
+        biased = pointwise or (defaults.bias and kind == "layernorm")
+        self.bias = constant(0.0, (width,), "norm_bias") if biased else None
+        self.steepness = constant(STEEPNESS, (), "gain") if pointwise else None
+        self.shift = constant(0.0, (), "gain_offset") if kind == "derf" else None
 
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         """(..., width) -> (..., width) in ``dtype`` (the input's by default)."""
@@ -51,12 +61,17 @@ class Norm(nnx.Module):
             case "layernorm":
                 y = y - jnp.mean(y, axis=-1, keepdims=True)
                 y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
-            case "rmsnorm":
+            case "rmsnorm" | "zero_centred":
                 y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
             case "unit":
                 y = y * jax.lax.rsqrt(jnp.sum(jnp.square(y), axis=-1, keepdims=True) + self.eps**2)
+            case "dyt":
+                y = jnp.tanh(self.steepness[...].astype(y.dtype) * y)
+            case "derf":
+                y = jax.lax.erf(self.steepness[...].astype(y.dtype) * y + self.shift[...].astype(y.dtype))
         if self.gain is not None:
-            y = y * self.gain[...].astype(y.dtype)
+            gain = self.gain[...].astype(y.dtype)
+            y = y * (1.0 + gain if self.kind == "zero_centred" else gain)
         if self.bias is not None:
             y = y + self.bias[...].astype(y.dtype)
         return y.astype(dtype or x.dtype)

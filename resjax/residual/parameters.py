@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.residual.equation import InitRule
+from resjax.residual.rules import InitRule
 from resjax.residual.site import Site
 
 ROLES = (
@@ -30,8 +30,14 @@ ROLES = (
     "norm_bias",
     "gain",
     "gain_offset",
+    "mixer_static",
+    "mixer_dynamic",
+    "mixer_query",
+    "gate",
+    "gate_bias",
 )
-KERNEL_ROLES = ("head", "q", "k", "v", "write", "fc_in")
+KERNEL_ROLES = ("head", "q", "k", "v", "write", "fc_in")  # the matrices of the model: these decay
+MIXER_KERNELS = ("mixer_dynamic", "gate")  # drawn matrices that belong to a scheme
 TRUNCATION = 3.0  # weights are drawn within 3 standard deviations
 _TRUNCATED_STD = 0.98657724  # of a standard normal truncated at 3; divided out, so that std is what it says
 
@@ -47,6 +53,11 @@ def table(key: jax.Array, rows: int, width: int, role: str) -> nnx.Param:
     """A look-up table (rows, width). Its fan is the width, so that std 0.02 at width 768 is gain 0.55 here as in a kernel."""
     draw = jax.random.truncated_normal(key, -TRUNCATION, TRUNCATION, (rows, width), jnp.float32) / _TRUNCATED_STD
     return nnx.Param(draw, role=(role,), fans=(width, rows))
+
+
+def orthonormal(key: jax.Array, fan_in: int, fan_out: int, role: str) -> nnx.Param:
+    """A kernel (fan_in, fan_out) with orthonormal columns, fan_out <= fan_in; no rule rescales it."""
+    return nnx.Param(jax.random.orthogonal(key, fan_in)[:, :fan_out], role=(role,))
 
 
 def constant(value: jax.typing.ArrayLike, shape: tuple[int, ...], role: str) -> nnx.Param:
@@ -77,10 +88,12 @@ class Init:
         """Standard deviation of one matrix of ``role`` at ``site``; ``rule`` is what the scheme says of that role, if anything."""
         rule = rule or InitRule()
         gain = rule.gain(site) if callable(rule.gain) else rule.gain
+        if role in MIXER_KERNELS or rule.family == "fan_in":
+            return gain / sqrt(fans[0])
         if rule.family == "xavier":
             return gain * sqrt(2.0 / sum(fans))
         base = self.std if self.kind == "std" else self.gain / sqrt(fans[0])
-        if role == "write":
+        if role == "write" and rule.family == "base":
             base = base * (1.0 / sqrt(2.0 * site.depth) if self.out_scale is None else self.out_scale)
         return gain * base
 
@@ -95,7 +108,10 @@ def start(module: Any, init: Init, site: Site, rules: Mapping[str, InitRule]) ->
         if not hasattr(variable, "fans"):
             continue
         stds = [init.of(role, variable.fans, site, rules.get(role)) for role in variable.role]
-        variable[...] = variable[...] * by_part(stds, variable.role)
+        drawn = variable[...] * by_part(stds, variable.role)
+        if len(variable.role) == 1 and (rule := rules.get(variable.role[0])) and rule.family == "identity":
+            drawn = jnp.eye(*variable.shape) * (rule.gain(site) if callable(rule.gain) else rule.gain)
+        variable[...] = drawn
 
 
 def by_part(values: list[Any], roles: tuple[str, ...]) -> jax.Array:

@@ -1,5 +1,6 @@
 """Where in the network does a connection sit, and when is it evaluated?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,3 +57,6 @@ class Site:
     def on(self, block: int | jax.Array, step: Any = 0) -> "Site":
         """The same site of another block, or of a vector of blocks."""
         return replace(self, block=block, step=step)
+
+
+Rule = Callable[[Site], Any]

@@ -1,85 +1,358 @@
-"""What is carried from site to site, and how does a branch's update get into it? Here: one additive stream.
+"""Which carries add the update to what they carry? One stream, two, or n of them (Hyper-Connections and their kin)."""
 
-A carry has two phases, because probes, gradients of history schemes and data-dependent starts need the gap between them:
-``read`` hands the branch its input, ``write`` puts the update back.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cache
+from itertools import permutations
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
-from resjax.residual.precision import total
-
-GainAt = Callable[
-    [str, jax.Array], jax.Array | None
-]  # name of a gain, array -> array times the gain; None where the gain is 0
-NormAt = Callable[[str, jax.Array], jax.Array]
-
-
-class Flow(NamedTuple):
-    """What passed through one site; arrays (batch, ..., width), or None where the scheme has no such thing.
-
-    Attributes:
-      before, after: the stream before and after the site.
-      kept: what the update is added to (``skip * H + entry * H_block``); None where nothing is kept.
-      update: what is added, as added.
-      read: the branch's input before its norm.
-    """
-
-    before: jax.Array
-    after: jax.Array
-    kept: jax.Array | None
-    update: jax.Array | None
-    read: jax.Array
-
-
-class CarrySpec(Protocol):
-    """The frozen description of a carry."""
-
-    @property
-    def uses(self) -> frozenset[str]:
-        """Which of skip, entry and norm_after the carry honours; a scheme that sets others is refused."""
-        ...
-
-    def open(self, embedded: jax.Array) -> Any: ...
-
-    def read(self, stream: Any) -> tuple[jax.Array, Any]: ...
-
-    def write(
-        self, stream: Any, memo: Any, update: jax.Array | None, gain: GainAt, norm: NormAt, entry: Any | None
-    ) -> tuple[Any, Flow]: ...
-
-    def close(self, stream: Any) -> jax.Array: ...
+from resjax.residual.carry import Around, Carry, CarrySpec, Flow
+from resjax.residual.norms import Norm, NormDefaults, build_norm
+from resjax.residual.parameters import constant, kernel
+from resjax.residual.precision import exact, total
+from resjax.residual.site import Site
 
 
 @dataclass(frozen=True)
-class OneStream:
+class OneStream(CarrySpec):
     """``H' = N_after( skip * H + entry * H_block + y )``; ``entry`` acts at a block's last site only."""
 
-    uses = frozenset({"skip", "entry", "norm_after"})
+    uses: ClassVar = frozenset({"skip", "entry", "norm_after", "keep_normed"})
+    blockwise: ClassVar = True
 
-    def open(self, embedded: jax.Array) -> jax.Array:
-        return embedded
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "One":
+        return One()
 
-    def read(self, stream: jax.Array) -> tuple[jax.Array, None]:
+
+class One(Carry):
+    """One array (batch, ..., width)."""
+
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
         return stream, None
 
     def write(
-        self,
-        stream: jax.Array,
-        memo: None,
-        update: jax.Array | None,
-        gain: GainAt,
-        norm: NormAt,
-        entry: jax.Array | None,
+        self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around
     ) -> tuple[jax.Array, Flow]:
-        kept = total(gain("skip", stream), None if entry is None else gain("entry", entry))
+        base = stream if around.base is None else around.base
+        entry = None if around.entry is None else around.gain("entry", around.entry)
+        kept = total(around.gain("skip", base), entry)
         joined = total(kept, update)
-        after = norm("norm_after", jnp.zeros_like(stream) if joined is None else joined)
-        return after, Flow(stream, after, kept, update, stream)
+        after = around.norm("norm_after", jnp.zeros_like(stream) if joined is None else joined)
+        return after, Flow(stream, after, kept, update, stream, kept)
 
-    def close(self, stream: jax.Array) -> jax.Array:
-        return stream
+
+@dataclass(frozen=True)
+class Dual(CarrySpec):
+    """ResiDual (Xie et al. 2023, 2304.14802): a Post-LN stream that branches read, and a sum of all updates beside it.
+
+    ``x' = N_after(x + y)``, ``d' = d + share * y``; open x = e, d = share * e; close ``alpha * x + N(d)``.
+    """
+
+    share: float = 1.0
+    alpha: float = 1.0
+    uses: ClassVar = frozenset({"norm_after"})
+    carries: ClassVar = "a Post-LN stream and the sum of all updates"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "DualSite":
+        return DualSite(self)
+
+    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+        return embedded, scaled(self.share, embedded)
+
+    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
+        return build_norm("norm", width, norms)
+
+    def close(self, closer: Any, stream: Any) -> jax.Array:
+        post, dual = stream
+        return total(scaled(self.alpha, post), dual if closer is None else closer(dual))
+
+
+class DualSite(Carry):
+    def __init__(self, spec: Dual):
+        self.spec = spec
+
+    def read(self, stream: Any, site: Site) -> tuple[jax.Array, None]:
+        return stream[0], None
+
+    def write(self, stream: Any, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
+        post, dual = stream
+        after = around.norm("norm_after", total(post, update))
+        dual = dual if update is None else total(dual, scaled(self.spec.share, update))
+        return (after, dual), Flow(post, after, post, update, post, post)
+
+
+@dataclass(frozen=True)
+class Siamese(CarrySpec):
+    """SiameseNorm (2026, 2602.08064, from a secondary source): a Post-LN stream X and a Pre-LN stream Y, read together.
+
+    ``u = X + N_Y(Y)``, ``X' = N_after(X + y / sqrt(l + 1))``, ``Y' = Y + y``; open X = Y = e; close ``X + N(Y)``. l counts blocks
+    from 1 here; whether the paper counts so, and blocks or sites, is not verified.
+    """
+
+    uses: ClassVar = frozenset({"norm_after"})
+    carries: ClassVar = "a Post-LN stream and a Pre-LN stream"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "SiameseSite":
+        return SiameseSite(width, norms)
+
+    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+        return embedded, embedded
+
+    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
+        return build_norm("norm", width, norms)
+
+    def close(self, closer: Any, stream: Any) -> jax.Array:
+        post, pre = stream
+        return total(post, pre if closer is None else closer(pre))
+
+
+class SiameseSite(Carry):
+    def __init__(self, width: int, norms: NormDefaults):
+        self.norm_pre = build_norm("norm", width, norms)
+
+    def read(self, stream: Any, site: Site) -> tuple[jax.Array, None]:
+        post, pre = stream
+        return total(post, pre if self.norm_pre is None else self.norm_pre(pre)), None
+
+    def write(self, stream: Any, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
+        post, pre = stream
+        share = None if update is None else scaled(1.0 / jnp.sqrt(jnp.float32(around.site.l + 1)), update)
+        read, _ = self.read(stream, around.site)
+        after = around.norm("norm_after", total(post, share))
+        return (after, total(pre, update)), Flow(post, after, post, share, read, post)
+
+
+# ---- n streams, mixed at every site:  u = sum_i r_i S_i,   S'_i = sum_j A_ij S_j + b_i y
+
+
+def weighted(weights: jax.Array, streams: jax.Array) -> jax.Array:
+    """``sum_j w_j S_j`` over the first axis of both, in float32 or better; a weight is one number, or one a token."""
+    wide = exact(streams)
+    terms = [w * s for w, s in zip(aligned(weights, streams).astype(wide.dtype), wide, strict=True)]
+    return sum(terms[1:], start=terms[0]).astype(streams.dtype)
+
+
+def aligned(weights: jax.Array, streams: jax.Array) -> jax.Array:
+    """Weights (n,) or (n, batch, ...), shaped to multiply streams (n, batch, ..., width) one by one."""
+    return weights if weights.ndim == 1 else weights[..., None]
+
+
+def scaled(factor: Any, x: jax.Array) -> jax.Array:
+    """``factor * x`` in float32 or better, in x's dtype."""
+    if isinstance(factor, float) and factor == 1.0:
+        return x
+    wide = exact(x)
+    return (jnp.asarray(factor, wide.dtype) * wide).astype(x.dtype)
+
+
+def copies(embedded: jax.Array, n: int) -> jax.Array:
+    return jnp.broadcast_to(embedded, (n, *embedded.shape))
+
+
+class Mixed(Carry):
+    """A site of n streams, given its weights; the rest is the same for all of this kind."""
+
+    def weights(self, streams: jax.Array, site: Site) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """``(r (n,), A (n, n) as [to, from], b (n,))``, each with the tokens' axes behind where it depends on them."""
+        raise NotImplementedError
+
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, Any]:
+        r, A, b = self.weights(stream, site)
+        return weighted(r, stream), (A, b)
+
+    def write(self, stream: jax.Array, memo: Any, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
+        A, b = memo
+        kept = jnp.stack([weighted(row, stream) for row in A])
+        before = self.view(stream)
+        if update is None:
+            return kept, Flow(before, self.view(kept), kept, None, before, kept)
+        added = jnp.stack([scaled(w, update) for w in aligned(b, stream)])
+        after = total(kept, added)
+        return after, Flow(before, self.view(after), kept, added, before, kept)
+
+    def view(self, streams: jax.Array) -> jax.Array:
+        """The one array that stands for the streams in probes: what close would make of them."""
+        return jnp.sum(exact(streams), axis=0).astype(streams.dtype)
+
+
+@dataclass(frozen=True)
+class Hyper(CarrySpec):
+    """Hyper-Connections (Zhu et al. 2024, 2409.19606): n streams, weights static or also dependent on the token.
+
+    Static: ``u = sum_i a_i S_i``, ``S'_i = sum_j R_ji S_j + b_i y``; open n copies, close their sum. At the start a is one-hot at
+    s mod n, R the identity and b all ones, so that the model is Pre-LN.
+    """
+
+    n: int = 4
+    dynamic: bool = False
+
+    @property
+    def carries(self) -> str:  # type: ignore[override]
+        return f"{self.n} streams"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "HyperSite":
+        return HyperSite(self, width, site, norms)
+
+    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+        return copies(embedded, self.n)
+
+    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
+        return weighted(jnp.ones(self.n), stream)
+
+
+class HyperSite(Mixed):
+    """The weights of one site; dynamic ones add ``s * tanh(N(S) W)``, W from 0, s from 0.01."""
+
+    def __init__(self, spec: Hyper, width: int, site: Site, norms: NormDefaults):
+        n = spec.n
+        here = jax.nn.one_hot(jnp.asarray(site.s, jnp.int32) % n, n)
+        self.pick = constant(here, (n,), "mixer_static")
+        self.mix = constant(jnp.eye(n), (n, n), "mixer_static")
+        self.spread = constant(1.0, (n,), "mixer_static")
+        self.norm = None
+        if spec.dynamic:
+            self.norm = Norm("layernorm", width, NormDefaults("layernorm", norms.eps))
+            self.pick_by = constant(0.0, (width,), "mixer_dynamic")
+            self.mix_by = constant(0.0, (width, n), "mixer_dynamic")
+            self.spread_by = constant(0.0, (width,), "mixer_dynamic")
+            self.pick_scale = constant(0.01, (), "mixer_static")
+            self.spread_scale = constant(0.01, (), "mixer_static")
+
+    def weights(self, streams: jax.Array, site: Site) -> tuple[jax.Array, jax.Array, jax.Array]:
+        pick, mix, spread = self.pick[...], self.mix[...].T, self.spread[...]
+        if self.norm is None:
+            return pick, mix, spread
+        x = self.norm(exact(streams))  # (n, batch, ..., width)
+        over = tuple(range(1, x.ndim - 1))  # the tokens' axes, for numbers that do not depend on them
+        pick = jnp.expand_dims(pick, over) + self.pick_scale[...] * jnp.tanh(x @ self.pick_by[...].astype(x.dtype))
+        spread = jnp.expand_dims(spread, over) + self.spread_scale[...] * jnp.tanh(
+            x @ self.spread_by[...].astype(x.dtype)
+        )
+        by = jnp.moveaxis(x @ self.mix_by[...].astype(x.dtype), -1, 0)  # (to, from, batch, ...)
+        mix = jnp.expand_dims(mix, tuple(axis + 1 for axis in over)) + self.pick_scale[...] * jnp.tanh(by)
+        return pick, mix, spread
+
+
+@dataclass(frozen=True)
+class Manifold(CarrySpec):
+    """Manifold-constrained Hyper-Connections (Xie et al. 2025, 2512.24880): streams are mixed by doubly stochastic matrices.
+
+    ``logits = alpha_k * (rms(vec(S)) phi_k) + b_k`` for read, write and mix; ``r = sigmoid``, ``b = 2 sigmoid``, and
+    A is 20 Sinkhorn steps of exp(logits), the rows last: the weights that come into a stream sum to 1 exactly, those that leave it
+    nearly. ``lite`` (2601.05732): A is a softmax-weighted sum of all n! permutations, exactly doubly stochastic.
+    """
+
+    n: int = 4
+    lite: bool = False
+    steps: int = 20
+
+    @property
+    def carries(self) -> str:  # type: ignore[override]
+        return f"{self.n} streams"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "ManifoldSite":
+        return ManifoldSite(self, width, norms, key)
+
+    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+        return copies(embedded, self.n)
+
+    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
+        return weighted(jnp.ones(self.n), stream)
+
+
+class ManifoldSite(Mixed):
+    def __init__(self, spec: Manifold, width: int, norms: NormDefaults, key: jax.Array):
+        n = spec.n
+        self.n, self.lite, self.steps = n, spec.lite, spec.steps
+        mixes = len(arrangements(n)) if spec.lite else n * n
+        self.norm = Norm("rmsnorm", n * width, NormDefaults("rmsnorm", norms.eps, gain=False))
+        self.by = kernel(key, n * width, 2 * n + mixes, "mixer_dynamic")
+        self.bias = constant(0.0, (2 * n + mixes,), "mixer_static")
+        self.scales = constant(0.01, (3,), "mixer_static")
+
+    def weights(self, streams: jax.Array, site: Site) -> tuple[jax.Array, jax.Array, jax.Array]:
+        n = self.n
+        flat = jnp.moveaxis(exact(streams), 0, -2)
+        x = self.norm(flat.reshape(*flat.shape[:-2], -1))
+        counts = np.array([n, n, self.bias.shape[-1] - 2 * n])
+        scales = jnp.repeat(self.scales[...], counts, total_repeat_length=int(counts.sum()))
+        logits = jnp.moveaxis(scales * (x @ self.by[...].astype(x.dtype)) + self.bias[...], -1, 0)
+        read, write, mix = jnp.split(logits, (n, 2 * n))
+        if self.lite:
+            A = jnp.einsum("pij,p...->ij...", jnp.asarray(arrangements(n), x.dtype), jax.nn.softmax(mix, axis=0))
+        else:
+            A = sinkhorn(mix.reshape(n, n, *mix.shape[1:]), self.steps)
+        return jax.nn.sigmoid(read), A, 2.0 * jax.nn.sigmoid(write)
+
+
+@cache
+def arrangements(n: int) -> np.ndarray:
+    """All n! permutation matrices, (n!, n, n)."""
+    return np.stack([np.eye(n)[list(order)] for order in permutations(range(n))])
+
+
+def sinkhorn(logits: jax.Array, steps: int) -> jax.Array:
+    """The doubly stochastic matrix near exp(logits) (n, n, ...): columns then rows divided by their sums, ``steps`` times.
+
+    Rows (the second axis summed) come last and sum to 1 exactly. Not stored for the backward pass but computed again.
+    """
+
+    def step(m: jax.Array, _: None) -> tuple[jax.Array, None]:
+        m = m / jnp.sum(m, axis=0, keepdims=True)
+        return m / jnp.sum(m, axis=1, keepdims=True), None
+
+    def balanced(logits: jax.Array) -> jax.Array:
+        m = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=(0, 1), keepdims=True)))
+        return jax.lax.scan(step, m, None, length=steps)[0]
+
+    return jax.checkpoint(balanced, prevent_cse=False)(logits)
+
+
+@dataclass(frozen=True)
+class Fractions(CarrySpec):
+    """Frac-Connections (Zhu et al. 2025, 2503.14125): the width is split in m streams of width / m, mixed as in Hyper-Connections.
+
+    ``u = concat_i sum_j Y_ji S_j``, ``S'_i = sum_j A_ji S_j + b_i y_i``; at the start Y = A = I and b = 1, which is Pre-LN.
+    """
+
+    m: int = 4
+    blockwise: ClassVar = True
+
+    @property
+    def carries(self) -> str:  # type: ignore[override]
+        return f"one stream in {self.m} fractions"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "FractionsSite":
+        return FractionsSite(self.m)
+
+    def refuse(self, kinds: tuple[str, ...], width: int) -> None:
+        if width % self.m:
+            raise ValueError(f"width {width} is not divisible by the {self.m} fractions of the stream")
+
+
+class FractionsSite(Carry):
+    def __init__(self, m: int):
+        self.m = m
+        self.pick = constant(jnp.eye(m), (m, m), "mixer_static")
+        self.mix = constant(jnp.eye(m), (m, m), "mixer_static")
+        self.spread = constant(1.0, (m,), "mixer_static")
+
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
+        return self._mixed(self.pick[...].T, stream), None
+
+    def write(self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
+        kept = self._mixed(self.mix[...].T, stream)
+        added = None
+        if update is not None:
+            each = jnp.repeat(self.spread[...], update.shape[-1] // self.m)
+            added = scaled(each, update)
+        after = total(kept, added)
+        return after, Flow(stream, after, kept, added, stream, kept)
+
+    def _mixed(self, matrix: jax.Array, stream: jax.Array) -> jax.Array:
+        parts = jnp.stack(jnp.split(stream, self.m, axis=-1))
+        return jnp.concatenate([weighted(row, parts) for row in matrix], axis=-1)

@@ -14,6 +14,7 @@ from resjax.models.lm import LM, Shape
 from resjax.residual import Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
 from resjax.train import optimizer as optimizers
+from resjax.train.project import project
 from resjax.train.schedule import schedule
 from resjax.train.state import LossScale, TrainState, cast, create, first_loss_scale
 from resjax.train.step import Recipe
@@ -86,7 +87,9 @@ def assemble(config: Any, vocab: int) -> Parts:
 
     abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
     graphdef, params = nnx.split(abstract_model)
-    optimizer = optimizers.build(config.optimizer, config.train.steps, params, scheme.optim)
+    optimizer = optimizers.build(
+        config.optimizer, config.train.steps, params, scheme.optim, config.model.depth
+    )
     abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
     recipe = Recipe(
         accumulate=config.train.accumulate,
@@ -97,6 +100,7 @@ def assemble(config: Any, vocab: int) -> Parts:
         dynamic_scale=config.precision.loss_scale == "dynamic",
         forward="forward" in config.health.groups,
         backward="backward" in config.health.groups,
+        project=scheme.project,
         moved=config.precision.param != "float32" and bool(config.health.groups),
     )
     rate = schedule(config.optimizer.schedule, config.optimizer.lr, config.optimizer.warmup, config.train.steps)
@@ -150,7 +154,8 @@ def _model(config: Any, scheme: Scheme, shape: Shape, key: jax.Array) -> LM:
 def _initial(config: Any, scheme: Scheme, shape: Shape, optimizer: optax.GradientTransformation) -> TrainState:
     weights, run = _keys(config)
     _, params = nnx.split(_model(config, scheme, shape, weights))
-    return create(cast(params, config.precision.param), optimizer, run, _first_scale(config))
+    params = project(cast(params, config.precision.param), scheme.project)
+    return create(params, optimizer, run, _first_scale(config))
 
 
 def _keys(config: Any) -> tuple[jax.Array, jax.Array]:

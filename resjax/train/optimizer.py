@@ -4,7 +4,8 @@ Order of one update; the training step does 1 and 2, ``build`` the rest:
 
     1. g = mean gradient over the accumulated micro-batches, with the loss scale divided out, in float32
     2. g = g * clip_scale(global norm of g, clip)      the norm is wanted for the metrics anyway, so it is computed once
-    3. u = direction(g)                                Adam, momentum, Lion, or Muon on the matrices of blocks
+    3. u = direction(g)                                Adam, momentum, Lion, or Muon on the matrices of blocks; before it, a role's
+                                                       gradient is clipped by itself where a scheme asks for that
     4. u = u + weight_decay * w                        where the role says so; never coupled into the moments
     5. w = w - lr(t) * multiplier(role) * u            the decay scales with the step, as with a rate of its own
 
@@ -23,7 +24,7 @@ import optax
 import optax.contrib
 
 from resjax.errors import Refused, nearest, not_one_of
-from resjax.residual import KERNEL_ROLES, ROLES, OptRule
+from resjax.residual import KERNEL_ROLES, ROLES, OptRule, Site
 from resjax.residual.parameters import is_variable
 from resjax.train.leaves import named
 from resjax.train.schedule import schedule
@@ -55,6 +56,8 @@ class Row(NamedTuple):
     shape: tuple[int, ...]
     decayed: bool
     lr: float
+    eps: float
+    clip: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +69,13 @@ class _Leaf:
     shape: tuple[int, ...]
     decay: tuple[bool, ...]
     lr: tuple[float, ...]
+    eps: tuple[float, ...]
+    clip: float | None
 
 
-def _leaves(params: Any, rules: Mapping[str, OptRule] | None) -> list[_Leaf]:
+def _leaves(params: Any, rules: Mapping[str, OptRule] | None, depth: int = 1) -> list[_Leaf]:
     rules = rules or {}
+    anywhere = Site("any", 0, 1, depth)
     nodes = jax.tree.leaves(params, is_leaf=is_variable)
     out = []
     for path, node in zip(named(params), nodes, strict=True):
@@ -78,16 +84,24 @@ def _leaves(params: Any, rules: Mapping[str, OptRule] | None) -> list[_Leaf]:
             raise Refused(f"parameter '{path}' has no role for the optimizer to go by; roles are {', '.join(ROLES)}")
         asked = [(role, rules.get(role, OptRule())) for role in roles]
         decay = tuple(role in DECAYED if rule.decay is None else rule.decay for role, rule in asked)
-        lr = tuple(float(rule.lr) for _, rule in asked)
-        out.append(_Leaf(path, tuple(roles), tuple(node.shape), decay, lr))
+        lr, eps = (
+            tuple(float(factor(anywhere) if callable(factor) else factor) for factor in factors)
+            for factors in ([rule.lr for _, rule in asked], [rule.eps for _, rule in asked])
+        )
+        out.append(_Leaf(path, tuple(roles), tuple(node.shape), decay, lr, eps, asked[0][1].clip))
     present = {role for leaf in out for role in leaf.roles}
     for role, rule in rules.items():
         known = sorted(present.union(ROLES))
         if role not in known:
             roles = ", ".join(known)
             raise Refused(f"the optimizer rule for '{role}' names no role; roles are {roles}{nearest(role, known)}")
-        if not (math.isfinite(rule.lr) and rule.lr >= 0):
-            raise Refused(f"the optimizer rule for '{role}' has lr {rule.lr}; it must be a finite factor, 0 or above")
+        for name in ("lr", "eps"):
+            factor = getattr(rule, name)
+            factor = factor(anywhere) if callable(factor) else factor
+            if not (math.isfinite(factor) and factor >= 0):
+                raise Refused(
+                    f"the optimizer rule for '{role}' has {name} {factor}; it must be a finite factor, 0 or above"
+                )
     return out
 
 
@@ -102,20 +116,20 @@ def decay_mask(params: Any, rules: Mapping[str, OptRule] | None = None) -> Any:
     return jax.tree.unflatten(jax.tree.structure(params), mask)
 
 
-def listing(params: Any, rules: Mapping[str, OptRule] | None = None) -> list[Row]:
-    """One row a leaf: path, role, shape, decayed, rate multiplier.
+def listing(params: Any, rules: Mapping[str, OptRule] | None = None, depth: int = 1) -> list[Row]:
+    """One row a leaf: path, role, shape, decayed, factors on rate and eps, clip of its own.
 
-    Parts of a fused leaf get rows of their own where they differ.
+    Parts of a fused leaf get rows of their own where they differ. ``depth`` is the number of blocks, for rules that depend on it.
     """
     rows = []
-    for leaf in _leaves(params, rules):
-        if len(set(zip(leaf.decay, leaf.lr, strict=True))) == 1:
+    for leaf in _leaves(params, rules, depth):
+        if len(set(zip(leaf.decay, leaf.lr, leaf.eps, strict=True))) == 1:
             role = ",".join(dict.fromkeys(leaf.roles))
-            rows.append(Row(leaf.path, role, leaf.shape, leaf.decay[0], leaf.lr[0]))
+            rows.append(Row(leaf.path, role, leaf.shape, leaf.decay[0], leaf.lr[0], leaf.eps[0], leaf.clip))
             continue
         shape = leaf.shape[:-2] + leaf.shape[-1:]
-        for part, (role, decay, lr) in enumerate(zip(leaf.roles, leaf.decay, leaf.lr, strict=True)):
-            rows.append(Row(f"{leaf.path}[{part}]", role, shape, decay, lr))
+        for part, (role, decay, lr, eps) in enumerate(zip(leaf.roles, leaf.decay, leaf.lr, leaf.eps, strict=True)):
+            rows.append(Row(f"{leaf.path}[{part}]", role, shape, decay, lr, eps, leaf.clip))
     return rows
 
 
@@ -186,9 +200,41 @@ def _muon(numbers: Mapping[str, float], leaves: list[_Leaf], params: Any) -> opt
     )
     transforms = {
         "muon": optax.chain(orthogonal, _per_leaf(lambda u, _, n: u * n, rms)),
-        "adam": optax.scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"]),
+        "adam": _adam(numbers, leaves),
     }
     return optax.partition(transforms, jax.tree.unflatten(tree, ["muon" if matrix else "adam" for matrix in is_matrix]))
+
+
+def _adam(numbers: Mapping[str, float], leaves: list[_Leaf]) -> optax.GradientTransformation:
+    """Adam's direction (Kingma and Ba 2015, 1412.6980), with eps times a factor of the role.
+
+    The state is that of ``optax.scale_by_adam``, which it is where all factors are 1.
+    """
+    b1, b2, eps = numbers["b1"], numbers["b2"], numbers["eps"]
+    plain = optax.scale_by_adam(b1, b2, eps)
+    if {factor for leaf in leaves for factor in leaf.eps} == {1.0}:
+        return plain
+    factors = {leaf.path: _by_part(leaf.eps) for leaf in leaves}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _, state = plain.update(updates, state, params)
+        m = optax.tree.bias_correction(state.mu, b1, state.count)
+        v = optax.tree.bias_correction(state.nu, b2, state.count)
+        rows = zip(named(m), jax.tree.leaves(m), jax.tree.leaves(v), strict=True)
+        steps = [m / (jnp.sqrt(v) + eps * factors[path]) for path, m, v in rows]
+        return jax.tree.unflatten(jax.tree.structure(m), steps), state
+
+    return optax.GradientTransformation(plain.init, update)
+
+
+def _clipped(norm: float | None) -> Callable[[Any, Any], Any]:
+    """A role's gradient, brought to at most ``norm`` by itself (of a stack, each block's by itself)."""
+    return lambda u, stacked: u if norm is None else u * clip_scale(_own_norm(u, stacked), norm)
+
+
+def _own_norm(u: jax.Array, stacked: bool) -> jax.Array:
+    axes = tuple(range(1 if stacked else 0, u.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(u), axis=axes, keepdims=True))
 
 
 def _direction(
@@ -196,7 +242,7 @@ def _direction(
 ) -> optax.GradientTransformation:
     """Step 3: the direction in which the weight goes down, before decay and rate."""
     if name == "adamw":
-        return optax.scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"])
+        return _adam(numbers, leaves)
     if name == "sgd":
         return optax.trace(numbers["momentum"]) if numbers["momentum"] else optax.identity()
     if name == "lion":
@@ -223,7 +269,7 @@ def _numbers(config: Any) -> dict[str, float]:
 
 
 def build(
-    config: Any, steps: int, params: Any, rules: Mapping[str, OptRule] | None = None
+    config: Any, steps: int, params: Any, rules: Mapping[str, OptRule] | None = None, depth: int = 1
 ) -> optax.GradientTransformation:
     """Steps 3 to 5 above as one optax transformation; its updates are added by :func:`apply_updates`.
 
@@ -233,6 +279,7 @@ def build(
       steps: optimizer steps of the whole run, for the schedule.
       params: the parameters, arrays or abstract, as an ``nnx.State`` whose variables have a ``role``.
       rules: by role, what a scheme asks of the optimizer.
+      depth: number of blocks, for rules that depend on it.
 
     Returns:
       init(params) -> state and update(gradients, state, params) -> (updates, state), for jit and ``jax.eval_shape``.
@@ -250,13 +297,16 @@ def build(
         if not (math.isfinite(value) and value >= 0):
             raise Refused(f"optimizer.{field} is {value}; it must be a finite number, 0 or above")
     rate = schedule(config.schedule, config.lr, config.warmup, steps)
-    leaves = _leaves(params, rules)
+    leaves = _leaves(params, rules, depth)
+    stacked = [bool(node.get_metadata().get("stacked")) for node in jax.tree.leaves(params, is_leaf=is_variable)]
+    clips = [(_clipped(leaf.clip), here) for leaf, here in zip(leaves, stacked, strict=True)]
     decay = [_by_part(leaf.decay) if weight_decay else False for leaf in leaves]
     multipliers = [_by_part(leaf.lr) for leaf in leaves]
     # All stages always stand, so that a fork with another decay or multiplier finds the same tree of state. What does
     # not decay is not even added to, so that its bits stay.
     return _in_float32(
         optax.named_chain(
+            ("clip", _per_leaf(lambda u, _, n: n[0](u, n[1]), clips)),
             ("direction", _direction(config.name, numbers, leaves, params)),
             ("decay", _per_leaf(lambda u, w, n: u if n is False else u + weight_decay * n * w, decay)),
             ("multiplier", _per_leaf(lambda u, _, n: u * n, multipliers)),

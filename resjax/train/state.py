@@ -10,7 +10,8 @@ from flax import nnx
 
 from resjax.residual.parameters import is_variable
 
-GAIN_ROLES = ("gain", "gain_offset")  # residual gains stay float32: 1 + 1e-3 is 1 in bfloat16
+# What stays float32: 1 + 1e-3 is 1 in bfloat16, and numbers that mix streams or depths are few.
+GAIN_ROLES = ("gain", "gain_offset", "mixer_static", "mixer_query", "gate_bias")
 
 
 class LossScale(NamedTuple):

@@ -1,7 +1,7 @@
 """What does one optimizer step do? One compiled program: gradient, accumulation, probes, update, and never a non-finite one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from flax import nnx
 from resjax.health.probes import measure, measure_block
 from resjax.residual import Context
 from resjax.train.optimizer import apply_updates, at_step, clip_scale
+from resjax.train.project import project
 from resjax.train.state import LossScale, TrainState
 
 GROWTH_INTERVAL = 2000  # finite steps after which a dynamic loss scale doubles: the usual rule of mixed precision
@@ -31,6 +32,7 @@ class Recipe:
       scaled: the loss is multiplied by a scale, which is divided out of the gradient.
       dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
       forward, backward: which probes there are.
+      project: by weight role, the axis along which matrices are held to norm 1.
       moved: also measure which share of the parameters a step changes; costs a copy of them, and is 1 or nearly so in float32.
     """
 
@@ -42,6 +44,7 @@ class Recipe:
     dynamic_scale: bool = False
     forward: bool = True
     backward: bool = True
+    project: Mapping[str, str] = field(default_factory=dict)
     moved: bool = False
 
 
@@ -109,7 +112,7 @@ def make_step(
 
         def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
             updates, opt_state = optimizer.update(grads, at_step(opt_state, state.step), params)
-            return apply_updates(params, updates), opt_state
+            return project(apply_updates(params, updates), recipe.project), opt_state
 
         # a branch, not a select of every leaf: that would hold old and new state side by side
         keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731

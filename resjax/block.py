@@ -1,0 +1,157 @@
+"""What is one block? Its sites in order, probed and tapped; as a whole or in the units that a backward pass can take back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from resjax.residual import Connection, Context, Site, tap
+from resjax.residual.carry import Around, Carry, CarrySpec
+from resjax.residual.connection import COIN
+from resjax.residual.inside import Side
+
+Probes = dict[str, jax.Array]
+STREAM = "stream"  # the name that the stream after each site bears in the program, for checkpoint policies and for reading its dtype
+
+
+class Layer(NamedTuple):
+    """What one block is told, beside the context.
+
+    Attributes:
+      index: the block, from 0; possibly traced.
+      numbers: the gains that are rules, one dict a site.
+      taps: (sites,) zeros for the gradient norm of the stream after each site; None = no taps.
+    """
+
+    index: Any
+    numbers: list[dict[str, jax.Array]]
+    taps: jax.Array | None
+
+
+class Block(nnx.Module):
+    """The sites of one block. In a stack every leaf has the run's length in front.
+
+    A unit is what is added to the stream at once: a site, or, under an outer carry, the whole block.
+    """
+
+    def __init__(self, sites: list[Connection], outer: Carry | None, spec: CarrySpec, places: tuple[Site, ...]):
+        self.sites = nnx.List(sites)
+        self.outer = outer
+        self.spec = spec  # of the carry that the units write to
+        self._places = places  # of block 0
+
+    def places(self, index: Any) -> list[Site]:
+        """The sites, when this is block ``index`` (possibly traced)."""
+        return [site.on(index) for site in self._places]
+
+    @property
+    def units(self) -> int:
+        return len(self.sites) if self.outer is None else 1
+
+    def __call__(self, stream: Any, layer: Layer, context: Context) -> tuple[Any, Side, Probes]:
+        """The stream after the block, what it hands to others, and what was measured: (sites,) a site probe, scalars for the block."""
+        entry, handed, rows = stream, {}, []
+        for unit in range(self.units):
+            update, memo, given, seen = self.produce(unit, stream, layer, context)
+            stream, probes = self.write(unit, stream, memo, update, entry, layer, context)
+            handed |= given
+            rows.append(seen | probes)
+        if self.outer is not None:
+            return stream, handed, rows[0]
+        probes = stacked(rows)
+        if context.measure_block is not None and self.spec.blockwise:
+            probes |= measured(context, context.measure_block, entry, stream)
+        return stream, handed, probes
+
+    def produce(
+        self, unit: int, stream: Any, layer: Layer, context: Context
+    ) -> tuple[Any, Any, Side, Probes]:
+        """A unit's update, what its ``write`` wants to know, what it hands to other blocks, and its probes so far."""
+        places = self.places(layer.index)
+        if self.outer is None:
+            return *self.sites[unit].produce(stream, places[unit], layer.numbers[unit], context), {}
+        read, memo = self.outer.read(stream, whole(places))
+        views = {name: x for name, x in read.items() if name != "r"} if isinstance(read, dict) else None
+        inner = entry = read["r"] if isinstance(read, dict) else read
+        handed, rows = {}, []
+        for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
+            given_views = views if i == 0 else None  # the first sub-layer, attention, reads the views
+            update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views)
+            last = entry if site.last_in_block else None
+            inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
+            inner = watched(inner, i, layer, context)
+            handed |= given
+            rows.append(measured(context, context.measure, flow) if context.measure is not None else {})
+        probes = stacked(rows)
+        if context.measure_block is not None:
+            probes |= measured(context, context.measure_block, entry, inner)
+        return inner, memo, handed, probes
+
+    def write(
+        self, unit: int, stream: Any, memo: Any, update: Any, entry: Any, layer: Layer, context: Context
+    ) -> tuple[Any, Probes]:
+        """The stream with the unit's update in it, and the probes of that."""
+        places = self.places(layer.index)
+        if self.outer is not None:
+            stream, _ = self.outer.write(stream, memo, update, self._around(whole(places), context))
+            return stream, {}
+        site = places[unit]
+        if self.spec.rows and update is not None:
+            update = watched(update, unit, layer, context)
+        last = entry if site.last_in_block else None
+        stream, flow = self.sites[unit].write(stream, memo, update, site, layer.numbers[unit], last, context)
+        if not self.spec.rows:
+            stream = watched(stream, unit, layer, context)
+        return stream, measured(context, context.measure, flow) if context.measure is not None else {}
+
+    def undo(self, unit: int, stream: Any, update: Any, layer: Layer) -> Any:
+        """The stream before the unit, from that after it."""
+        places = self.places(layer.index)
+        if self.outer is not None:
+            return self.outer.undo(stream, update, whole(places))  # type: ignore[attr-defined]
+        return self.sites[unit].carry.undo(stream, update, places[unit])
+
+    def _around(self, site: Site, context: Context) -> Around:
+        """What an outer carry is lent: no gains and norms of its own."""
+
+        def coin(probability: float) -> jax.Array:
+            if not context.train:
+                return jnp.asarray(True)
+            if context.key is None:
+                raise ValueError("leaving out blocks needs a key: give one in the context, or train=False")
+            key = jax.random.fold_in(jax.random.fold_in(context.key, site.s * len(self.sites)), COIN)
+            return jax.random.bernoulli(key, probability)
+
+        return Around(lambda name, x: x, lambda name, x: x, None, site, coin)
+
+
+def whole(places: list[Site]) -> Site:
+    """A block as one site."""
+    return Site("block", 0, 1, places[0].depth, places[0].block, places[0].step)
+
+
+def watched(x: Any, unit: int, layer: Layer, context: Context) -> Any:
+    """``x``, named in the program, with its gradient norm going to the unit's tap."""
+    x = checkpoint_name(x, STREAM)
+    if layer.taps is None:
+        return x
+    return jax.tree.map(lambda part: tap(part, layer.taps[unit], jnp.asarray(context.on)), x)
+
+
+def stacked(rows: list[Probes]) -> Probes:
+    return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def measured(context: Context, measure: Callable[..., Probes], *arrays: Any) -> Probes:
+    """``measure(*arrays)`` in the steps that measure, zeros in the others; never differentiated, never paid for in other steps."""
+    arrays = jax.lax.stop_gradient(arrays)
+    shapes = jax.eval_shape(measure, *arrays)
+    return jax.lax.cond(
+        jnp.asarray(context.on),
+        measure,
+        lambda *_: {name: jnp.zeros(value.shape, value.dtype) for name, value in shapes.items()},
+        *arrays,
+    )

@@ -1,0 +1,124 @@
+"""Schemes with several streams, and schemes that mix over depth."""
+
+from math import sqrt
+
+from resjax.residual.entries.placement import PRE_LN
+from resjax.residual.gates import LowRank, Weighted
+from resjax.residual.history import Anchored, BlockDepthAttention, Dense, DepthAttention, DepthCross, Ladder, Mudd
+from resjax.residual.rules import InitRule, OptRule
+from resjax.residual.scheme import Frozen, Scheme
+from resjax.residual.streams import Fractions, Hyper, Manifold
+
+DECAYED = Frozen({"mixer_dynamic": OptRule(decay=True)})
+
+HYPER_CONNECTIONS = PRE_LN.but(
+    name="hyper_connections",
+    equation="u = a.S, S'_i = sum_j R_ji S_j + b_i F(N(u)), n = 4 streams; at the top their sum; a final norm",
+    paper="Zhu et al. 2024, 2409.19606; output matrices start smaller by sqrt(n)",
+    unverified="the direction of the sqrt(n) on output matrices is our reading",
+    carry=Hyper(4),
+    init=Frozen({"write": InitRule(1 / sqrt(4))}),
+    optim=DECAYED,
+)
+MHC = PRE_LN.but(
+    name="mhc",
+    equation="u = sigmoid(.).S, S' = A S + 2 sigmoid(.) F(N(u)), A doubly stochastic by 20 Sinkhorn steps, n = 4 streams; a final norm",
+    paper="Xie et al. 2025, 2512.24880; DeepSeek-V4, 2606.19348",
+    unverified="how phi and b start is unpublished: here phi normal by fan-in, b = 0",
+    carry=Manifold(4),
+    optim=DECAYED,
+)
+MHC_LITE = MHC.but(
+    name="mhc_lite",
+    equation="as mhc, but A a softmax-weighted sum of all n! permutations of n = 4 streams",
+    paper="2601.05732, from the code of MaxText",
+    carry=Manifold(4, lite=True),
+)
+FRAC_CONNECTIONS = PRE_LN.but(
+    name="frac_connections",
+    equation="the width in m = 4 fractions S: u = Y S, S' = A S + b . F(N(u)); a final norm",
+    paper="Zhu et al. 2025, 2503.14125 (static form)",
+    carry=Fractions(4),
+)
+LAUREL = PRE_LN.but(
+    name="laurel",
+    equation="H' = H + H A B + F(N(H)), A (d, 4) orthonormal, B from 0; a final norm",
+    paper="LAuReL-LR: Menghani et al. 2024, 2411.07501",
+    carry=LowRank(4),
+    optim=DECAYED,
+)
+DENSEFORMER = PRE_LN.but(
+    name="denseformer",
+    equation="block i reads sum_{j<i} a_ij X_j, X_0 = e, X_j the output of block j (Pre-LN); the top reads row L; a final norm",
+    paper="Pagliardini et al. 2024, 2402.02622 (dilation 1, period 1; weights do not decay here, in the authors' code they do)",
+    outer=Dense(),
+)
+MUDDFORMER = PRE_LN.but(
+    name="muddformer",
+    equation="queries, keys, values and skip of a block are four token-dependent sums of all earlier block outputs; a final norm",
+    paper="MUDDFormer: Xiao et al. 2025, 2502.12170; one hidden size for all blocks, and no feed-forward that widens with depth",
+    outer=Mudd(),
+    optim=DECAYED,
+)
+ATTNRES = Scheme(
+    name="attnres",
+    equation="u_s = sum_{j<s} softmax_j(<w_s, rms(v_j)>) v_j, v_s = F(N(u_s)), v_0 = e; no other skip; one more read at the top; a final norm",
+    paper="Attention Residuals: Kimi team 2026, 2603.15031",
+    norm_in="norm",
+    final_norm="norm",
+    carry=DepthAttention(),
+)
+DEEP_CROSS_ATTENTION = PRE_LN.but(
+    name="deep_cross_attention",
+    equation="queries, keys, values and skip of a block: sum_j (b_j + relu(<w, v_j>)) v_j over what earlier blocks added, v_0 = e; a final norm",
+    paper="DeepCrossAttention: Heddes et al. 2025, 2502.06785",
+    unverified="read from a secondary source and a port; that the skip is a sum of its own too is our reading",
+    outer=DepthCross(),
+)
+X0_MIXING = PRE_LN.but(
+    name="x0_mixing",
+    equation="before each block x = a x + b x0, x0 = rms(e), (a, b) learned from (1, 0); Pre-LN blocks; a final norm",
+    paper="modded-nanoGPT and nanochat (2025, 2026)",
+    outer=Anchored(),
+)
+
+ENTRIES = (
+    *(HYPER_CONNECTIONS, MHC, MHC_LITE, FRAC_CONNECTIONS, LAUREL, DENSEFORMER, MUDDFORMER, ATTNRES),
+    *(DEEP_CROSS_ATTENTION, X0_MIXING),
+)
+FORMS: dict[str, dict[str, Scheme]] = {
+    "hyper_connections": {
+        "static": HYPER_CONNECTIONS,
+        "dynamic": HYPER_CONNECTIONS.but(
+            equation=HYPER_CONNECTIONS.equation + "; a, R, b plus s tanh(N(S) W), W from 0, s from 0.01",
+            carry=Hyper(4, dynamic=True),
+        ),
+    },
+    "laurel": {
+        "lr": LAUREL,
+        "rw": LAUREL.but(
+            equation="H' = a F(N(H)) + b H, (a, b) = 2 softmax of two learned numbers; a final norm", carry=Weighted()
+        ),
+    },
+    "muddformer": {
+        "plain": MUDDFORMER,
+        "ppn": MUDDFORMER.but(
+            equation=MUDDFORMER.equation + "; sources normalised before the mix, the skip X + N(mix) from 1e-3",
+            outer=Mudd(ppn=True),
+        ),
+    },
+    "attnres": {
+        "full": ATTNRES,
+        "block": ATTNRES.but(
+            equation="as full, over the sums of 8 groups of consecutive sites and the sum so far of the own group",
+            carry=BlockDepthAttention(8),
+        ),
+    },
+    "x0_mixing": {
+        "x0": X0_MIXING,
+        "ladder": X0_MIXING.but(
+            equation="U-shaped skips: block i of the upper half reads x + w_i X_(L-1-i), w from 1; Pre-LN blocks; a final norm",
+            outer=Ladder(),
+        ),
+    },
+}
