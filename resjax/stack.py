@@ -128,8 +128,8 @@ class Stack(nnx.Module):
                 f"'{scheme.name}' acts at the point '{sorted(wrong)[0]}' inside branches, and these branches "
                 f"announce {', '.join(sorted(announced)) or 'none'}"
             )
-        self.closer = self.carry.build_close(width, self.units, norms, jax.random.fold_in(key, CARRY))
-        start(self.closer, Init(), Site("ends", 0, 1, depth), scheme.init)
+        self.ends = self.carry.build_ends(width, self.units, norms, jax.random.fold_in(key, CARRY))
+        start(self.ends, Init(), Site("ends", 0, 1, depth), scheme.init)
 
     def places(self, block: Any, step: Any = 0) -> list[Site]:
         """The sites of a block; ``block`` may be traced, or a vector of blocks."""
@@ -151,16 +151,16 @@ class Stack(nnx.Module):
 
         Site probes are (depth, sites), block probes (depth,).
         """
-        stream, side, probes = self.carry.open(embedded, self.units), {}, []
+        stream, side, probes = self.carry.open(self.ends, embedded, self.units), {}, []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
             taps = None if context.taps is None else context.taps[here]
-            layers = Layer(jnp.arange(run.first, run.first + run.length), self._numbers(run, context), taps)
+            layers = Layer(jnp.arange(run.first, run.first + run.length), self.numbers(run, context), taps)
             stream, side, seen = self._run(run, blocks, layers, stream, side, context)
             probes.append(seen)
-        return self.carry.close(self.closer, stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
+        return self.carry.close(self.ends, stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
 
-    def _numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
+    def numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
         sites = self.places(numbered(run), jnp.asarray(context.step, jnp.float32))
         rows = [

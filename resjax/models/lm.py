@@ -113,6 +113,17 @@ class LM(nnx.Module):
           Logits (B, T, V) in float32, and the probes: sites (depth, sites), blocks (depth,), and scalars ``embed_rms`` (the stream
           before the first block) and ``final_rms`` (after the final norm, so never part of the stream's own profile).
         """
+        h = self.embedded(tokens, context)
+        if embed_tap is not None:
+            h = tap(h, embed_tap, jnp.asarray(context.on))
+        last, probes = self.stack(h, context)
+        final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
+        if context.measure is not None:
+            probes = probes | measured(context, ends, h, final)
+        return self.logits(final), probes
+
+    def embedded(self, tokens: jax.Array, context: Context) -> jax.Array:
+        """The stream before the first block, (B, T, D)."""
         shape = self.shape
         # Narrowed last: the gradient of a row is a sum over all its tokens, which a bfloat16 table would swallow.
         h = self.embed[...].astype(wide(shape.stream))[tokens]
@@ -124,13 +135,7 @@ class LM(nnx.Module):
                 raise ValueError("dropout needs a key: give one in the context, or train=False")
             after_all_sites = jax.random.fold_in(context.key, len(KINDS) * shape.depth)
             h = dropout(jax.random.fold_in(after_all_sites, EMBED_DROPOUT), h, shape.dropout)
-        if embed_tap is not None:
-            h = tap(h, embed_tap, jnp.asarray(context.on))
-        last, probes = self.stack(h, context)
-        final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
-        if context.measure is not None:
-            probes = probes | measured(context, ends, h, final)
-        return self.logits(final), probes
+        return h
 
     def objective(
         self, batch: jax.Array, context: Context, embed_tap: jax.Array | None = None

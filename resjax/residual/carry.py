@@ -98,15 +98,15 @@ class CarrySpec:
         """The module of one site; ``site.block`` may be traced."""
         raise NotImplementedError
 
-    def open(self, embedded: jax.Array, sites: int) -> Any:
-        """The stream before the first of ``sites`` sites, from the embedding (batch, ..., width)."""
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> Any:
+        """The stream before the first of ``sites`` sites, from the embedding (batch, ..., width); ``ends`` as built below."""
         return embedded
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
-        """What ``close`` needs to have parameters for, if anything."""
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
+        """The parameters of ``open`` and ``close``, if they have any."""
         return None
 
-    def close(self, closer: Any, stream: Any) -> jax.Array:
+    def close(self, ends: Any, stream: Any) -> jax.Array:
         """One array (batch, ..., width) for the final norm and the head."""
         return stream
 

@@ -114,7 +114,7 @@ class Sphere(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "SphereSite":
         return SphereSite(self, width)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return unit(exact(embedded)).astype(embedded.dtype)
 
 

@@ -90,14 +90,14 @@ class DepthAttention(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "DepthAttentionSite":
         return DepthAttentionSite(width, norms)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, sites + 1)
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
         return DepthQuery(width, norms)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
-        return closer(stream, jnp.ones(len(stream), bool))
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        return ends(stream, jnp.ones(len(stream), bool))
 
 
 class DepthAttentionSite(Carry):
@@ -135,14 +135,14 @@ class BlockDepthAttention(CarrySpec):
         """Sites in a group."""
         return -(-sites // self.groups)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, 1 + -(-sites // self.length(sites)))
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
         return DepthQuery(width, norms)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
-        return closer(stream, jnp.ones(len(stream), bool))
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        return ends(stream, jnp.ones(len(stream), bool))
 
 
 class BlockDepthAttentionSite(Carry):
@@ -205,14 +205,14 @@ class Dense(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "DenseBlock":
         return DenseBlock(site)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, sites + 1)
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
         return Row(sites + 1, sites)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
-        return closer(stream, len(stream) - 1)
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        return ends(stream, len(stream) - 1)
 
 
 class DenseBlock(Rows):
@@ -233,12 +233,12 @@ class Anchored(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "AnchoredBlock":
         return AnchoredBlock()
 
-    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
         wide = exact(embedded)
         x0 = (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-6)).astype(embedded.dtype)
         return x0, x0
 
-    def close(self, closer: Any, stream: Any) -> jax.Array:
+    def close(self, ends: Any, stream: Any) -> jax.Array:
         return stream[0]
 
 
@@ -270,10 +270,10 @@ class Ladder(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "LadderBlock":
         return LadderBlock()
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, sites + 1)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
         return stream[-1]
 
 
@@ -334,14 +334,14 @@ class Mudd(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "MuddBlock":
         return MuddBlock(self.ppn, ("r", *VIEWS), site.M + 1, site.s, width, norms, key)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, sites + 1)
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
         return MuddBlock(self.ppn, ("r",), sites + 1, sites, width, norms, key)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
-        return closer.views(stream, len(stream) - 1)["r"]
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        return ends.views(stream, len(stream) - 1)["r"]
 
 
 class MuddBlock(Rows):
@@ -394,14 +394,14 @@ class DepthCross(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "DepthCrossBlock":
         return DepthCrossBlock(("r", *VIEWS), site.M + 1, width)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return opened(embedded, sites + 1)
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module:
         return DepthCrossBlock(("r",), sites + 1, width)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
-        return closer.views(stream, len(stream) - 1)["r"]
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        return ends.views(stream, len(stream) - 1)["r"]
 
 
 class DepthCrossBlock(Rows):

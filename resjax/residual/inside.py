@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.residual.gains import Learned, LearnedGain, show, times
-from resjax.residual.norms import Norm, NormDefaults, build_norm
+from resjax.residual.norms import NormDefaults, build_norm
+from resjax.residual.parameters import constant
+from resjax.residual.precision import exact
 from resjax.residual.site import Site
 
 Shape = tuple[int, ...]
@@ -48,7 +50,7 @@ class Inside:
 
 
 class InsideSite(nnx.Module):
-    """What stands at one point."""
+    """What an :class:`Inside` puts at one point."""
 
     def __init__(self, spec: Inside, shape: Shape, width: int, site: Site, norms: NormDefaults):
         self.whole, self.axes = spec.whole, len(shape)
@@ -57,12 +59,39 @@ class InsideSite(nnx.Module):
         factor = 1.0 if spec.times is None else spec.times(shape, width)
         self.times = factor if isinstance(spec.gain, Learned) else factor * spec.gain
 
-    def __call__(self, x: jax.Array, gain: LearnedGain | None) -> jax.Array:
+    def __call__(self, x: jax.Array, gain: LearnedGain | None, seen: Mapping[str, jax.Array]) -> jax.Array:
         if self.norm is not None:
             flat = x.reshape(*x.shape[: x.ndim - self.axes], -1) if self.whole else x
             x = self.norm(flat).reshape(x.shape)
         x = x if gain is None else gain(x)
         return x if self.times == 1.0 else jnp.asarray(self.times, x.dtype) * x
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """Shaped attention (He et al. 2023, 2302.10322), at the point 'heads': ``alpha v + beta softmax(.) v - gamma C v``.
+
+    C is the causal mean, which softmax is where the scores are 0; alpha, beta, gamma are learned, one each a head, from 1. So attention
+    whose queries start at 0 starts as the identity.
+    """
+
+    gain_of: None = None
+
+    def formula(self, name: str) -> str:
+        return f"alpha v + beta {name} - gamma mean(v)"
+
+
+class ShapedSite(nnx.Module):
+    def __init__(self, shape: Shape):
+        self.gain = None
+        self.alpha, self.beta, self.gamma = (constant(1.0, (shape[0], 1), "gain") for _ in range(3))
+
+    def __call__(self, x: jax.Array, gain: None, seen: Mapping[str, jax.Array]) -> jax.Array:
+        v, mixed = exact(seen["v"]), exact(x)  # (B, T, H, C)
+        count = jnp.arange(1, v.shape[1] + 1, dtype=v.dtype).reshape(-1, 1, 1)
+        mean = jnp.cumsum(v, axis=1) / count
+        alpha, beta, gamma = (gain[...].astype(v.dtype) for gain in (self.alpha, self.beta, self.gamma))
+        return (alpha * v + beta * mixed - gamma * mean).astype(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -132,7 +161,7 @@ class Points(nnx.Module):
 
     def __init__(
         self,
-        inside: Mapping[str, Inside],
+        inside: Mapping[str, Inside | Shaped],
         share: Mapping[str, Share],
         slots: Mapping[str, Shape],
         width: int,
@@ -140,18 +169,25 @@ class Points(nnx.Module):
         norms: NormDefaults,
     ):
         self.gain_of = {name: spec.gain_of or name for name, spec in inside.items()}
-        self.inside = nnx.Dict({name: InsideSite(one, slots[name], width, site, norms) for name, one in inside.items()})
+        self.inside = nnx.Dict(
+            {
+                name: ShapedSite(slots[name]) if isinstance(one, Shaped) else InsideSite(one, slots[name], width, site, norms)
+                for name, one in inside.items()
+            }
+        )
         self.share = nnx.Dict({name: Sharing(one, site) for name, one in share.items()})
 
     def on(self, side: Side) -> tuple[Callable[..., jax.Array], Side]:
         """What the branch calls at its points, given what came from other blocks; and a dict that fills with what it hands on."""
         handed: Side = {}
+        seen: dict[str, jax.Array] = {}
 
         def at(name: str, x: jax.Array) -> jax.Array:
             if name in self.share:
                 x = handed[name] = self.share[name](x, side.get(name))
             if name in self.inside:
-                x = self.inside[name](x, self.inside[self.gain_of[name]].gain)
+                x = self.inside[name](x, self.inside[self.gain_of[name]].gain, seen)
+            seen[name] = x
             return x
 
         at.whole_scores = "scores" in self.share or "scores" in self.inside  # type: ignore[attr-defined]

@@ -55,6 +55,11 @@ def table(key: jax.Array, rows: int, width: int, role: str) -> nnx.Param:
     return nnx.Param(draw, role=(role,), fans=(width, rows))
 
 
+def drawn(key: jax.Array, std: float, shape: tuple[int, ...], role: str) -> nnx.Param:
+    """A parameter from a normal with its own standard deviation, which no rule rescales."""
+    return nnx.Param(std * jax.random.normal(key, shape, jnp.float32), role=(role,))
+
+
 def orthonormal(key: jax.Array, fan_in: int, fan_out: int, role: str) -> nnx.Param:
     """A kernel (fan_in, fan_out) with orthonormal columns, fan_out <= fan_in; no rule rescales it."""
     return nnx.Param(jax.random.orthogonal(key, fan_in)[:, :fan_out], role=(role,))
@@ -108,10 +113,12 @@ def start(module: Any, init: Init, site: Site, rules: Mapping[str, InitRule]) ->
         if not hasattr(variable, "fans"):
             continue
         stds = [init.of(role, variable.fans, site, rules.get(role)) for role in variable.role]
-        drawn = variable[...] * by_part(stds, variable.role)
-        if len(variable.role) == 1 and (rule := rules.get(variable.role[0])) and rule.family == "identity":
-            drawn = jnp.eye(*variable.shape) * (rule.gain(site) if callable(rule.gain) else rule.gain)
-        variable[...] = drawn
+        value = variable[...] * by_part(stds, variable.role)
+        for part, role in enumerate(variable.role):
+            if (rule := rules.get(role)) and rule.family == "identity":
+                here = jnp.eye(*variable.fans) * (rule.gain(site) if callable(rule.gain) else rule.gain)
+                value = here if len(variable.role) == 1 else value.at[:, part].set(here)
+        variable[...] = value
 
 
 def by_part(values: list[Any], roles: tuple[str, ...]) -> jax.Array:

@@ -25,10 +25,10 @@ class Pair(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "PairSite":
         return PairSite()
 
-    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
         return embedded, embedded
 
-    def close(self, closer: Any, stream: Any) -> jax.Array:
+    def close(self, ends: Any, stream: Any) -> jax.Array:
         a, b = (exact(half) for half in stream)
         return (0.5 * (a + b)).astype(stream[0].dtype)
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import Norm, NormDefaults, build_norm
-from resjax.residual.parameters import constant, kernel
+from resjax.residual.parameters import constant, drawn, kernel
 from resjax.residual.precision import exact, total
 from resjax.residual.site import Site
 
@@ -60,15 +60,15 @@ class Dual(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "DualSite":
         return DualSite(self)
 
-    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
         return embedded, scaled(self.share, embedded)
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
         return build_norm("norm", width, norms)
 
-    def close(self, closer: Any, stream: Any) -> jax.Array:
+    def close(self, ends: Any, stream: Any) -> jax.Array:
         post, dual = stream
-        return total(scaled(self.alpha, post), dual if closer is None else closer(dual))
+        return total(scaled(self.alpha, post), dual if ends is None else ends(dual))
 
 
 class DualSite(Carry):
@@ -99,15 +99,15 @@ class Siamese(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "SiameseSite":
         return SiameseSite(width, norms)
 
-    def open(self, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> tuple[jax.Array, jax.Array]:
         return embedded, embedded
 
-    def build_close(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> nnx.Module | None:
         return build_norm("norm", width, norms)
 
-    def close(self, closer: Any, stream: Any) -> jax.Array:
+    def close(self, ends: Any, stream: Any) -> jax.Array:
         post, pre = stream
-        return total(post, pre if closer is None else closer(pre))
+        return total(post, pre if ends is None else ends(pre))
 
 
 class SiameseSite(Carry):
@@ -197,10 +197,10 @@ class Hyper(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "HyperSite":
         return HyperSite(self, width, site, norms)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return copies(embedded, self.n)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
         return weighted(jnp.ones(self.n), stream)
 
 
@@ -257,10 +257,10 @@ class Manifold(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "ManifoldSite":
         return ManifoldSite(self, width, norms, key)
 
-    def open(self, embedded: jax.Array, sites: int) -> jax.Array:
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
         return copies(embedded, self.n)
 
-    def close(self, closer: Any, stream: jax.Array) -> jax.Array:
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
         return weighted(jnp.ones(self.n), stream)
 
 
@@ -356,3 +356,84 @@ class FractionsSite(Carry):
     def _mixed(self, matrix: jax.Array, stream: jax.Array) -> jax.Array:
         parts = jnp.stack(jnp.split(stream, self.m, axis=-1))
         return jnp.concatenate([weighted(row, parts) for row in matrix], axis=-1)
+
+
+@dataclass(frozen=True)
+class AltUp(CarrySpec):
+    """Alternating updates (Baykal et al. 2023, 2301.13310), as in Gemma 3n: K streams, of which a block sees the first only.
+
+    Predict ``x^_i = x_i + sum_j p_ij x_j``, run the block on x^_0 to z, correct ``x_i = x^_i + (1 + c_i) (z - x^_0)``. Coefficients are
+    small linear maps of ``tanh(router(rms(x)) / d)``, of x_0 to predict and of z to correct, held within 120. Streams 1 on open as
+    learned projections of the embedding with its RMS, and close through projections of their own, with the first's RMS, in a mean.
+    """
+
+    n: int = 4
+
+    @property
+    def carries(self) -> str:  # type: ignore[override]
+        return f"{self.n} streams"
+
+    def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "AltUpBlock":
+        return AltUpBlock(self.n, width, norms, key)
+
+    def build_ends(self, width: int, sites: int, norms: NormDefaults, key: jax.Array) -> "AltUpEnds":
+        return AltUpEnds(self.n, width, key)
+
+    def open(self, ends: Any, embedded: jax.Array, sites: int) -> jax.Array:
+        return jnp.stack([embedded, *ends.projected(ends.into[...], [embedded] * (self.n - 1), embedded)])
+
+    def close(self, ends: Any, stream: jax.Array) -> jax.Array:
+        parts = [stream[0], *ends.projected(ends.out_of[...], list(stream[1:]), stream[0])]
+        return weighted(jnp.full(self.n, 1.0 / self.n), jnp.stack(parts))
+
+
+class AltUpEnds(nnx.Module):
+    def __init__(self, n: int, width: int, key: jax.Array):
+        keys = jax.random.split(key)
+        names = ("mixer_dynamic",) * (n - 1)
+        self.into = kernel(keys[0], width, width, *names)
+        self.out_of = kernel(keys[1], width, width, *names)
+
+    def projected(self, kernels: jax.Array, parts: list[jax.Array], like: jax.Array) -> list[jax.Array]:
+        """Each part through its own kernel, brought to the RMS that ``like`` has at the token."""
+        kernels = kernels if kernels.ndim == 3 else kernels[:, None]
+        found = []
+        for i, part in enumerate(parts):
+            y = exact(part) @ kernels[:, i].astype(exact(part).dtype)
+            found.append((y * root(exact(like)) / jnp.maximum(root(y), 1e-5)).astype(like.dtype))
+        return found
+
+
+def root(x: jax.Array) -> jax.Array:
+    """Root mean square of the last axis."""
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
+
+
+class AltUpBlock(Carry):
+    LARGEST = 120.0
+
+    def __init__(self, n: int, width: int, norms: NormDefaults, key: jax.Array):
+        keys = jax.random.split(key, 3)
+        self.n = n
+        self.norm = Norm("rmsnorm", width, NormDefaults("rmsnorm", norms.eps))
+        self.router = kernel(keys[0], width, n, "mixer_dynamic")
+        self.predict = drawn(keys[1], 1e-4, (n, n * n), "mixer_static")
+        self.correct = drawn(keys[2], 1e-2, (n, n), "mixer_static")
+
+    def modalities(self, x: jax.Array) -> jax.Array:
+        """(batch, ..., width) -> (batch, ..., n)."""
+        return jnp.tanh(self.norm(x) / x.shape[-1] @ self.router[...].astype(x.dtype))
+
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
+        x = exact(stream)
+        by = self.predict[...].clip(-self.LARGEST, self.LARGEST).astype(x.dtype)
+        p = jnp.moveaxis(self.modalities(x[0]) @ by, -1, 0).reshape(self.n, self.n, *x.shape[1:-1])
+        predicted = jnp.stack([x[i] + weighted(row, x) for i, row in enumerate(p)]).astype(stream.dtype)
+        return predicted[0], predicted
+
+    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
+        z = exact(update)
+        by = self.correct[...].clip(-self.LARGEST, self.LARGEST).astype(z.dtype)
+        c = 1.0 + jnp.moveaxis(self.modalities(z) @ by, -1, 0)
+        after = (exact(memo) + c[..., None] * (z - exact(memo[0]))).astype(stream.dtype)
+        return after, Flow(memo[0], after[0], None, update, memo[0], memo[0])

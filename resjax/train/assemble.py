@@ -1,17 +1,21 @@
 """How does a config become the parts of a run: model, optimizer, step? Nothing here reads or writes a file."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
 
 from resjax.config.scheme import scheme as scheme_of
 from resjax.models.lm import LM, Shape
-from resjax.residual import Init, NormDefaults, Scheme
+from resjax.calibrate import calibrate
+from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
 from resjax.train import optimizer as optimizers
 from resjax.train.project import project
@@ -56,11 +60,17 @@ class Parts:
     stream: str
     vocab: int
 
-    def initial(self) -> TrainState:
-        """The state before the first step; a function of the config alone, whatever the devices."""
+    def initial(self, batch: Callable[[int], np.ndarray] | None = None) -> TrainState:
+        """The state before the first step; a function of the config alone, whatever the devices, but for schemes that start from
+        data: those see the first batch.
+        """
+        if self.scheme.calibrate and batch is None:
+            raise ValueError(f"'{self.scheme.name}' starts from data: give it the batches")
+        tokens = None if batch is None or not self.scheme.calibrate else jnp.asarray(batch(0)[:, :-1])
         count = sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
         quick = QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
-        return jax.jit(lambda: _initial(self.config, self.scheme, self.shape, self.optimizer), compiler_options=quick)()
+        make = partial(_initial, self.config, self.scheme, self.shape, self.optimizer)
+        return jax.jit(make, compiler_options=quick)(tokens)
 
     def key(self) -> jax.Array:
         """The random key of the run's steps."""
@@ -151,9 +161,18 @@ def _model(config: Any, scheme: Scheme, shape: Shape, key: jax.Array) -> LM:
     return LM(shape, scheme, Init(start.kind, start.std, start.gain, start.out_scale), key=key)
 
 
-def _initial(config: Any, scheme: Scheme, shape: Shape, optimizer: optax.GradientTransformation) -> TrainState:
+def _initial(
+    config: Any,
+    scheme: Scheme,
+    shape: Shape,
+    optimizer: optax.GradientTransformation,
+    tokens: jax.Array | None = None,
+) -> TrainState:
     weights, run = _keys(config)
-    _, params = nnx.split(_model(config, scheme, shape, weights))
+    model = _model(config, scheme, shape, weights)
+    if tokens is not None:
+        model.stack = calibrate(model.stack, model.embedded(tokens, Context()))
+    _, params = nnx.split(model)
     params = project(cast(params, config.precision.param), scheme.project)
     return create(params, optimizer, run, _first_scale(config))
 

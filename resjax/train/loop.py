@@ -300,7 +300,7 @@ class Loop:
         self.rollbacks += 1
         cursor = int(self.state.cursor) + 1
         state, skipped = newest(self.checkpoints, self.parts)
-        state = replace(state or self.parts.initial(), cursor=jnp.int32(cursor))
+        state = replace(state or self.parts.initial(self.pipeline.batch), cursor=jnp.int32(cursor))
         self.state, self.number = jax.device_put(state, self.programs.whole), int(state.step)
         for line in [*skipped, f"step {step}: non-finite value; back to step {self.number}, and on with later batches"]:
             self.board.say(line)

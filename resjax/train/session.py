@@ -69,7 +69,7 @@ def train(config: Any, workdir: str, source: str | None = None, profile: bool = 
             console.print(f"{'starting' if forked or state is None else 'continuing'} in {folder.path}{whence}")
             folder.open(facts if before is None else continued(before, facts, done), new=before is None)
             if state is None:
-                state = parts.initial()
+                state = parts.initial(pipeline.batch)
             if forked:  # from here on the folder needs its origin no more
                 checkpoints.save(done, state, {"config": config.to_dict()})
             if not signals.stop:
@@ -129,10 +129,13 @@ def evaluate(config: Any, workdir: str, step: str) -> int:
 def parameters(config: Any) -> int:
     """Print what each parameter is and what the optimizer does with it, one line a leaf; nothing is written."""
     parts, _, _ = _assembled(resolve(config, _platform()))
-    rows = listing(parts.abstract.params, parts.scheme.optim)
+    rows = listing(parts.abstract.params, parts.scheme.optim, config.model.depth)
     table = [
-        ("path", "role", "shape", "decays", "rate"),
-        *((r.path, r.role, str(r.shape), str(r.decayed), f"{r.lr:g}") for r in rows),
+        ("path", "role", "shape", "decays", "rate", "eps", "clip"),
+        *(
+            (r.path, r.role, str(r.shape), str(r.decayed), f"{r.lr:g}", f"{r.eps:g}", f"{r.clip or '-'}")
+            for r in rows
+        ),
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -2,8 +2,9 @@
 
 from resjax.residual.entries.placement import POST_LN, PRE_LN
 from resjax.residual.gains import Learned
-from resjax.residual.inside import Chain, First
-from resjax.residual.scheme import Frozen, Scheme
+from resjax.residual.inside import Chain, First, Shaped
+from resjax.residual.rules import InitRule
+from resjax.residual.scheme import Frozen, Scheme, Where
 
 VALUE_RESIDUAL = PRE_LN.but(
     name="value_residual",
@@ -17,8 +18,20 @@ REALFORMER = POST_LN.but(
     paper="RealFormer: He et al. 2020, 2012.11747 (read from a third party's code)",
     share=Frozen({"scores": Chain()}),
 )
+IDENTITY = InitRule(family="identity")
+SHAPED_SKIPLESS = (
+    PRE_LN.but(
+        name="shaped_skipless",
+        equation="attention: H' = F(N(H)), no skip, a head being alpha v + beta softmax v - gamma mean v; feed-forward: H' = a H + b F(N(H))",
+        paper="SAS: He et al. 2023, 2302.10322; He and Hofmann 2023, 2311.01906; queries start at 0, a and b at 1 and 0.1, a final norm",
+        unverified="the authors remove value and output matrices of attention; here they start as the identity and are trained",
+        inside=Frozen({"heads": Shaped()}),
+    )
+    .but(Where("attention"), skip=0.0, init=Frozen({"q": InitRule(0.0), "v": IDENTITY, "write": IDENTITY}))
+    .but(Where("mlp"), skip=Learned(1.0, "scalar"), scale=Learned(0.1, "scalar"))
+)
 
-ENTRIES = (VALUE_RESIDUAL, REALFORMER)
+ENTRIES = (VALUE_RESIDUAL, REALFORMER, SHAPED_SKIPLESS)
 FORMS: dict[str, dict[str, Scheme]] = {
     "value_residual": {
         "fixed": VALUE_RESIDUAL,

@@ -7,7 +7,7 @@ from resjax.residual.gates import LowRank, Weighted
 from resjax.residual.history import Anchored, BlockDepthAttention, Dense, DepthAttention, DepthCross, Ladder, Mudd
 from resjax.residual.rules import InitRule, OptRule
 from resjax.residual.scheme import Frozen, Scheme
-from resjax.residual.streams import Fractions, Hyper, Manifold
+from resjax.residual.streams import AltUp, Fractions, Hyper, Manifold
 
 DECAYED = Frozen({"mixer_dynamic": OptRule(decay=True)})
 
@@ -47,6 +47,13 @@ LAUREL = PRE_LN.but(
     carry=LowRank(4),
     optim=DECAYED,
 )
+ALTUP = PRE_LN.but(
+    name="altup",
+    equation="4 streams, predicted from one another; the block (Pre-LN) sees the first, and its change corrects all; a final norm",
+    paper="AltUp: Baykal et al. 2023, 2301.13310, in the form of Gemma 3n (without its per-layer embeddings)",
+    outer=AltUp(4),
+    optim=DECAYED,
+)
 DENSEFORMER = PRE_LN.but(
     name="denseformer",
     equation="block i reads sum_{j<i} a_ij X_j, X_0 = e, X_j the output of block j (Pre-LN); the top reads row L; a final norm",
@@ -83,7 +90,7 @@ X0_MIXING = PRE_LN.but(
 )
 
 ENTRIES = (
-    *(HYPER_CONNECTIONS, MHC, MHC_LITE, FRAC_CONNECTIONS, LAUREL, DENSEFORMER, MUDDFORMER, ATTNRES),
+    *(HYPER_CONNECTIONS, MHC, MHC_LITE, FRAC_CONNECTIONS, LAUREL, ALTUP, DENSEFORMER, MUDDFORMER, ATTNRES),
     *(DEEP_CROSS_ATTENTION, X0_MIXING),
 )
 FORMS: dict[str, dict[str, Scheme]] = {
