@@ -1,16 +1,21 @@
 """What must a language model compute under each residual scheme? NumPy, float64; no JAX, no code of the library.
 
-An equation is written here a second time, from the papers, as a :class:`Form`: how one site turns the stream H into the
-next, in terms of the branch F, the norms and the gains. ``FORMS`` holds one for each entry of the catalogue, and what a
-paper claims of it that can be counted. Parameters are read from the model by (block, site).
+The equations of the schemes stand in :mod:`oracle_forms`, written a second time from the papers; here is the model around them:
+branches with their points, norms, blocks in order. Parameters are read from the model by (block, site).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import pi, sqrt
+from math import erf, sqrt
 from typing import Any
 
 import numpy as np
+
+from oracle_forms import FORMS, Form, Size, Step, gelu, normalised
+
+__all__ = ["FORMS", "Form", "Options", "Place", "Reader", "Size", "language_model", "run_stack"]
+
+Points = dict[str, Callable[[np.ndarray], np.ndarray]]  # what a scheme does inside a branch, by point
 
 
 @dataclass(frozen=True)
@@ -39,26 +44,45 @@ class Reader:
         return value if index is None else value[index]
 
 
-def normalised(x: np.ndarray, kind: str, eps: float) -> np.ndarray:
-    if kind == "layernorm":
-        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
-    if kind == "rmsnorm":
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
-    if kind == "unit":
-        return x / np.sqrt((x**2).sum(-1, keepdims=True) + eps**2)
-    assert kind == "none", kind
-    return x
+def inside(module: Any, path: str) -> Any:
+    """What stands at a dotted path, such as 'carry.pick.query'; attributes and entries of mappings alike."""
+    for name in path.split("."):
+        module = getattr(module, name) if hasattr(module, name) else module[name]
+    return module
 
 
-def affine(x: np.ndarray, module: Any, read: Reader, index: int | None) -> np.ndarray:
-    """Gain and bias of a norm, where it has them."""
-    if module is None:
+@dataclass
+class Part:
+    """Some parameters of the model: those below ``root``, of block ``index`` of its run (None: they are not stacked)."""
+
+    root: Any
+    index: int | None
+    read: Reader
+    options: Options
+
+    def value(self, path: str) -> np.ndarray:
+        return self.read(inside(self.root, path), self.index)
+
+    def normed(self, x: np.ndarray, path: str, kind: str = "norm") -> np.ndarray:
+        """The norm at ``path``, of the model's own kind unless another is given."""
+        return self.by(inside(self.root, path) if path else self.root, x, kind)
+
+    def by(self, module: Any, x: np.ndarray, kind: str = "norm") -> np.ndarray:
+        kind = self.options.norm if kind == "norm" else kind
+        if kind == "dyt":
+            x = np.tanh(self.read(module.steepness, self.index) * x)
+        elif kind == "derf":
+            x = self.read(module.steepness, self.index) * x + self.read(module.shift, self.index)
+            x = np.vectorize(erf)(x)
+        else:
+            x = normalised(x, "rmsnorm" if kind == "zero_centred" else kind, self.options.eps)
+        if module is None:
+            return x
+        if module.gain is not None:
+            x = x * (self.read(module.gain, self.index) + (1 if kind == "zero_centred" else 0))
+        if module.bias is not None:
+            x = x + self.read(module.bias, self.index)
         return x
-    if module.gain is not None:
-        x = x * read(module.gain, index)
-    if module.bias is not None:
-        x = x + read(module.bias, index)
-    return x
 
 
 def linear(x: np.ndarray, module: Any, read: Reader, index: int | None, part: int | None = None) -> np.ndarray:
@@ -72,57 +96,79 @@ def linear(x: np.ndarray, module: Any, read: Reader, index: int | None, part: in
 
 
 def turned(x: np.ndarray) -> np.ndarray:
-    """Rotary positions on (B, T, C): features i and i + C/2 are one complex number, turned by t * 10000^(-2i/C)."""
-    _, length, size = x.shape
+    """Rotary positions on (B, T, H, C): features i and i + C/2 are one complex number, turned by t * 10000^(-2i/C)."""
+    _, length, _, size = x.shape
     half = size // 2
     z = x[..., :half] + 1j * x[..., half:]
     angles = np.outer(np.arange(length), 10_000.0 ** (-2.0 * np.arange(half) / size))
-    z = z * np.exp(1j * angles)
+    z = z * np.exp(1j * angles)[:, None]
     return np.concatenate([z.real, z.imag], -1)
 
 
-def attention(x: np.ndarray, module: Any, read: Reader, index: int | None, options: Options) -> np.ndarray:
-    """Causal softmax attention, one head and one query at a time."""
-    if module.fused:
-        q, k, v = (linear(x, module.qkv, read, index, part) for part in range(3))
-    else:
-        q, k, v = (linear(x, part, read, index) for part in (module.q, module.k, module.v))
-    length, width = x.shape[1:]
-    size = width // options.heads
-    mixed = np.zeros_like(x)
+def attention(x: Any, module: Any, part: Part, points: Points) -> np.ndarray:
+    """Causal softmax attention, one head and one query at a time; ``x`` is one input, or those of q, k and v by name.
+
+    Points: q, k, v (B, T, H, C); q_turned and k_turned the same after the model's own norms and positions; scores (B, H, T, T),
+    those that a later mask hides included; heads (B, T, H, C); pre_o (B, T, D).
+    """
+
+    def at(name: str, a: np.ndarray) -> np.ndarray:
+        return points[name](a) if name in points else a
+
+    read, index, options = part.read, part.index, part.options
+    views = x if isinstance(x, dict) else dict.fromkeys("qkv", x)
+    found = {}
+    for i, name in enumerate("qkv"):
+        fused = module.fused
+        a = linear(views[name], module.qkv if fused else getattr(module, name), read, index, i if fused else None)
+        found[name] = at(name, a.reshape(*a.shape[:2], options.heads, -1))
+    q, k, v = found.values()
+    if module.norm_q is not None:
+        q, k = part.by(module.norm_q, q, "rmsnorm"), part.by(module.norm_k, k, "rmsnorm")
+    if options.rope:
+        q, k = turned(q), turned(k)
+    q, k = at("q_turned", q), at("k_turned", k)
+    scores = at("scores", np.einsum("bqhc,bkhc->bhqk", q, k) / sqrt(q.shape[-1]))
+    mixed = np.zeros_like(v)
     for head in range(options.heads):
-        here = slice(head * size, (head + 1) * size)
-        qh, kh, vh = q[..., here], k[..., here], v[..., here]
-        if module.norm_q is not None:
-            qh = affine(normalised(qh, "rmsnorm", options.eps), module.norm_q, read, index)
-            kh = affine(normalised(kh, "rmsnorm", options.eps), module.norm_k, read, index)
-        if options.rope:
-            qh, kh = turned(qh), turned(kh)
-        for t in range(length):
-            scores = np.einsum("bc,bkc->bk", qh[:, t], kh[:, : t + 1]) / sqrt(size)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
+        for t in range(v.shape[1]):
+            row = scores[:, head, t, : t + 1]
+            weights = np.exp(row - row.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
-            mixed[:, t, here] = np.einsum("bk,bkc->bc", weights, vh[:, : t + 1])
-    return linear(mixed, module.write, read, index)
+            mixed[:, t, head] = np.einsum("bk,bkc->bc", weights, v[:, : t + 1, head])
+    joined = at("heads", mixed).reshape(*mixed.shape[:2], -1)
+    return linear(at("pre_o", joined), module.write, read, index)
 
 
-def mlp(x: np.ndarray, module: Any, read: Reader, index: int | None, options: Options) -> np.ndarray:
-    if options.mlp == "swiglu":
-        gate, up = (linear(x, module.fc_in, read, index, part) for part in range(2))
-        hidden = gate / (1 + np.exp(-gate)) * up
+def mlp(x: np.ndarray, module: Any, part: Part, points: Points) -> np.ndarray:
+    """Points: fc_in (B, T, hidden) before the activation, (B, T, 2, hidden) if gated; hidden after it."""
+    kind, read, index = part.options.mlp, part.read, part.index
+    if kind == "swiglu":
+        hidden = np.stack([linear(x, module.fc_in, read, index, i) for i in range(2)], -2)
     else:
         hidden = linear(x, module.fc_in, read, index)
-        if options.mlp == "relu":
-            hidden = np.maximum(hidden, 0)
-        else:
-            assert options.mlp == "gelu", options.mlp
-            hidden = 0.5 * hidden * (1 + np.tanh(sqrt(2 / pi) * (hidden + 0.044715 * hidden**3)))
+    if "fc_in" in points:
+        hidden = points["fc_in"](hidden)
+    if kind == "swiglu":
+        gate, up = hidden[..., 0, :], hidden[..., 1, :]
+        hidden = gate / (1 + np.exp(-gate)) * up
+    elif kind == "relu":
+        hidden = np.maximum(hidden, 0)
+    else:
+        assert kind == "gelu", kind
+        hidden = gelu(hidden)
+    if "hidden" in points:
+        hidden = points["hidden"](hidden)
     return linear(hidden, module.write, read, index)
 
 
 @dataclass
-class Place:
-    """One site, as a form sees it: blocks are counted by ``l`` from 1 to ``L``, sites by ``s`` from 0 to ``M`` - 1."""
+class Place(Part):
+    """One site, as a form sees it: blocks are counted by ``l`` from 1 to ``L``, sites by ``s`` from 0 to ``M`` - 1.
+
+    ``root`` is the site's connection. ``outer`` are the parameters of the block around it; ``views`` what an outer form gives
+    queries, keys and values to read; ``side`` what blocks hand to later ones.
+    """
 
     kind: str
     l: int
@@ -130,94 +176,88 @@ class Place:
     s: int
     M: int
     last: bool
-    connection: Any
-    index: int
-    read: Reader
-    options: Options
+    outer: Part
+    side: dict[str, np.ndarray]
+    views: dict[str, np.ndarray] | None = None
 
-    def F(self, x: np.ndarray) -> np.ndarray:
-        branch = attention if self.kind == "attention" else mlp
-        return branch(x, self.connection.branch, self.read, self.index, self.options)
+    @property
+    def connection(self) -> Any:
+        return self.root
 
-    def norm(self, place: str, x: np.ndarray, kind: str = "norm") -> np.ndarray:
+    def F(self, x: Any, **points: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The branch, with something done at its points; of a block that is one site, the sum of both branches."""
+        branch = self.root.branch
+        if self.kind == "attention+mlp":
+            first, second = branch.branches
+            return attention(x, first, self, points) + mlp(x, second, self, points)
+        return (attention if self.kind == "attention" else mlp)(x, branch, self, points)
+
+    def norm(self, place: str, x: np.ndarray, kind: str = "norm", view: str | None = None) -> np.ndarray:
         """The norm called ``place`` (in, out, after), of the model's own kind unless another is given."""
-        module = getattr(self.connection, f"norm_{place}")
-        return affine(
-            normalised(x, self.options.norm if kind == "norm" else kind, self.options.eps),
-            module,
-            self.read,
-            self.index,
-        )
+        module = getattr(self.root, f"norm_{place}")
+        return self.by(module if view is None or module is None else module[view], x, kind)
 
     def gain(self, name: str) -> np.ndarray:
-        return self.read(self.connection.gains[name].gain, self.index)
+        return self.value(f"gains.{name}.gain")
 
     def offset(self, name: str) -> np.ndarray:
-        return self.read(self.connection.gains[name].offset, self.index)
+        return self.value(f"gains.{name}.offset")
+
+    def point(self, name: str) -> np.ndarray:
+        """A parameter inside the branch, such as 'heads.gain.gain'."""
+        return self.value(f"points.inside.{name}")
+
+    def point_norm(self, name: str, x: np.ndarray, kind: str = "norm") -> np.ndarray:
+        """The norm at a point inside the branch, over the last axis."""
+        return self.normed(x, f"points.inside.{name}.norm", kind)
 
 
-Step = Callable[[Place, np.ndarray, np.ndarray], np.ndarray]  # site, stream, stream at the block's start -> next stream
+def _blocks(stack: Any, read: Reader) -> Iterator[tuple[Any, int, int, int]]:
+    """Each block in order: the run it is stored in, its index there, its number from 1, and how many blocks there are."""
+
+    def length(blocks: Any) -> int:
+        branch = blocks.sites[0].branch
+        branch = branch.branches[0] if hasattr(branch, "branches") else branch
+        return len(read(branch.write.kernel))
+
+    lengths = [length(blocks) for blocks in stack.runs]
+    number = 0
+    for blocks, count in zip(stack.runs, lengths, strict=True):
+        for index in range(count):
+            number += 1
+            yield blocks, index, number, sum(lengths)
 
 
-@dataclass(frozen=True)
-class Form:
-    """A scheme's equation, written out.
+def _run(stack: Any, e: np.ndarray, form: Form, options: Options, read: Reader) -> tuple[Any, list[np.ndarray]]:
+    """What is carried out of the last block, and the streams of :func:`run_stack`."""
+    ends, side = Part(stack.ends, None, read, options), {}
+    S = form.open(e, ends)
+    streams = [e]
+    for blocks, index, l, L in _blocks(stack, read):
+        per_block = len(blocks.sites)
+        outer = Part(blocks.outer, index, read, options)
+        whole = Place(blocks, index, read, options, "block", l, L, l - 1, L, True, outer, side)
+        H, memo = form.enter(whole, S)
+        views = {name: H[name] for name in "qkv"} if isinstance(H, dict) else None
+        H = start = H["r"] if isinstance(H, dict) else H
+        for pos, connection in enumerate(blocks.sites):
+            kind = "attention+mlp" if per_block == 1 else ("attention", "mlp")[pos]
+            number, last = (l - 1) * per_block + pos, pos == per_block - 1
+            site = Place(connection, index, read, options, kind, l, L, number, L * per_block, last, outer, side)
+            site.views = views if pos == 0 else None
+            H = form.step(site, H, start)
+            streams.append(form.view(H))
+        S = form.leave(whole, S, memo, H)
+    return S, streams
 
-    Attributes:
-      step: one site.
-      final: the norm between the last block and the head; 'norm' is the model's own kind, None is none.
-      norms: norms at each site.
-      gains: learned numbers at each site, from the width.
-      identity: a stack that has just been made returns its input.
+
+def run_stack(stack: Any, h: np.ndarray, form: Form | Step, options: Options, read: Reader) -> list[np.ndarray]:
+    """The stream before the first site and after each one.
+
+    Where several arrays are carried, one that stands for them: the sum of n streams, the half or the stream that branches read,
+    the newest of all outputs. A block's own stream where the scheme acts on blocks.
     """
-
-    step: Step
-    final: str | None
-    norms: int
-    gains: Callable[[int], int] = lambda width: 0
-    identity: bool = False
-
-
-FORMS: dict[str, Form] = {
-    "plain": Form(lambda s, H, H0: s.F(s.norm("in", H)), final="norm", norms=1),
-    "post_ln": Form(lambda s, H, H0: s.norm("after", H + s.F(H)), final=None, norms=1),
-    "pre_ln": Form(lambda s, H, H0: H + s.F(s.norm("in", H)), final="norm", norms=1),
-    "scaled": Form(lambda s, H, H0: H + s.F(s.norm("in", H)) / sqrt(2 * s.L), final="norm", norms=1),
-    "rezero": Form(
-        lambda s, H, H0: H + s.gain("scale") * s.F(H), final=None, norms=0, gains=lambda d: 1, identity=True
-    ),
-    "layerscale": Form(
-        lambda s, H, H0: H + s.gain("scale") * s.F(s.norm("in", H)), final="norm", norms=1, gains=lambda d: d
-    ),
-    "sandwich_branch": Form(lambda s, H, H0: H + s.norm("out", s.F(s.norm("in", H))), final="norm", norms=2),
-    "sandwich_trunk": Form(lambda s, H, H0: s.norm("after", H + s.F(s.norm("in", H))), final=None, norms=2),
-    "deepnorm": Form(lambda s, H, H0: s.norm("after", (2 * s.L) ** 0.25 * H + s.F(H)), final=None, norms=1),
-}
-
-
-def run_stack(stack: Any, h: np.ndarray, form: Step, options: Options, read: Reader) -> list[np.ndarray]:
-    """The stream before the first site and after each one."""
-    lengths = [len(read(blocks.sites[0].branch.write.kernel)) for blocks in stack.runs]
-    depth, kinds = sum(lengths), ("attention", "mlp")
-    streams = [h]
-    for block in range(depth):
-        run = next(r for r in range(len(lengths)) if block < sum(lengths[: r + 1]))
-        entry = streams[-1]
-        for pos, connection in enumerate(stack.runs[run].sites):
-            place = Place(
-                kind=kinds[pos],
-                l=block + 1,
-                L=depth,
-                s=2 * block + pos,
-                M=2 * depth,
-                last=pos == 1,
-                connection=connection,
-                index=block - sum(lengths[:run]),
-                read=read,
-                options=options,
-            )
-            streams.append(form(place, streams[-1], entry))
-    return streams
+    return _run(stack, h, form if isinstance(form, Form) else Form(form, None), options, read)[1]
 
 
 def language_model(
@@ -228,10 +268,12 @@ def language_model(
     h = read(model.embed)[tokens]
     if model.positions is not None:
         h = h + read(model.positions)[: tokens.shape[1]]
-    streams = run_stack(model.stack, h, form.step, options, read)
-    last = streams[-1]
+    carried, streams = _run(model.stack, h, form, options, read)
+    last = form.close(carried, Part(model.stack.ends, None, read, options))
     if form.final:
-        kind = options.norm if form.final == "norm" else form.final
-        last = affine(normalised(last, kind, options.eps), model.final_norm, read, None)
+        last = Part(model, None, read, options).normed(last, "final_norm", form.final)
     head = read(model.embed).T if model.head is None else read(model.head)
-    return last @ head, streams, read
+    logits = last @ head
+    if form.logits is not None:
+        logits = form.logits(logits, read(model.logit_gain.gain), h.shape[-1])
+    return logits, streams, read

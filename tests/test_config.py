@@ -649,7 +649,7 @@ def test_an_override_changes_its_field_only(name, overrides, field, expected):
 
 def test_overrides_for_one_kind():
     resolved = made("layerscale", attention__scale=0.5, mlp__skip=0, mlp__norm_out="rmsnorm", drop_path=0.2)
-    attention, mlp = (resolved.resolve(kind, 3) for kind in KINDS)
+    attention, mlp = (resolved.resolve(kind, 3, 30) for kind in KINDS)
     assert (attention.scale, attention.skip, attention.norm_out) == (Learned(0.5, "vector"), 1.0, None)
     assert (mlp.scale, mlp.skip, mlp.norm_out) == (CATALOGUE["layerscale"].scale, 0.0, "rmsnorm")
     assert attention.drop == mlp.drop == Linear(0.2)
@@ -660,21 +660,21 @@ def test_overrides_for_a_range_of_blocks():
     resolved = made(depth=30, at="0-3:skip=0;20-:mlp.scale=0.1,attention.norm_out=rmsnorm; 25 : scale_kind=vector")
     runs = [(run.first, run.length) for run in resolved.runs(KINDS, 30)]
     assert runs == [(0, 4), (4, 16), (20, 5), (25, 1), (26, 4)]
-    assert [resolved.resolve("mlp", block).skip for block in (0, 3, 4)] == [0.0, 0.0, 1.0]
-    assert [resolved.resolve("mlp", block).scale for block in (19, 20, 29)] == [1.0, 0.1, 0.1]
-    assert [resolved.resolve("attention", block).scale for block in (19, 20, 29)] == [1.0, 1.0, 1.0]
-    assert [resolved.resolve("attention", block).norm_out for block in (19, 20)] == [None, "rmsnorm"]
+    assert [resolved.resolve("mlp", block, 30).skip for block in (0, 3, 4)] == [0.0, 0.0, 1.0]
+    assert [resolved.resolve("mlp", block, 30).scale for block in (19, 20, 29)] == [1.0, 0.1, 0.1]
+    assert [resolved.resolve("attention", block, 30).scale for block in (19, 20, 29)] == [1.0, 1.0, 1.0]
+    assert [resolved.resolve("attention", block, 30).norm_out for block in (19, 20)] == [None, "rmsnorm"]
     # a kind alone keeps each site's number
-    assert resolved.resolve("mlp", 25).scale == Learned(0.1, "vector")
-    assert resolved.resolve("attention", 25).scale == Learned(1.0, "vector")
+    assert resolved.resolve("mlp", 25, 30).scale == Learned(0.1, "vector")
+    assert resolved.resolve("attention", 25, 30).scale == Learned(1.0, "vector")
     assert made(at="all:skip=0").runs(KINDS, 12)[0].length == 12
-    assert made(at="11:skip=0").resolve("mlp", 11).skip == 0.0
+    assert made(at="11:skip=0").resolve("mlp", 11, 30).skip == 0.0
 
 
 def test_later_overrides_win_in_the_order_base_kind_at():
     resolved = made(scale=0.1, mlp__scale=0.2, at="0-1:scale=0.3;1:mlp.scale=0.4,scale=0.5")
-    assert [resolved.resolve("attention", block).scale for block in (0, 1, 2)] == [0.3, 0.5, 0.1]
-    assert [resolved.resolve("mlp", block).scale for block in (0, 1, 2)] == [0.3, 0.4, 0.2]
+    assert [resolved.resolve("attention", block, 30).scale for block in (0, 1, 2)] == [0.3, 0.5, 0.1]
+    assert [resolved.resolve("mlp", block, 30).scale for block in (0, 1, 2)] == [0.3, 0.4, 0.2]
 
 
 def test_a_user_scheme(tmp_path, monkeypatch):
@@ -697,11 +697,11 @@ def test_a_user_scheme(tmp_path, monkeypatch):
     assert [(run.first, run.length) for run in resolved.runs(KINDS, 4)] == [(0, 1), (1, 3)]
     assert made("mine.py:keel", depth=4) == resolved, "the same file gives the same record, or runs recompile"
     # the base changes, the entry's exception stands; a kind or a range wins over both
-    assert [made("mine.py:keel", skip=3).resolve("mlp", block).skip for block in (0, 1)] == [1.0, 3.0]
-    assert [made("mine.py:keel", mlp__skip=3).resolve("mlp", block).skip for block in (0, 1)] == [3.0, 3.0]
+    assert [made("mine.py:keel", skip=3).resolve("mlp", block, 30).skip for block in (0, 1)] == [1.0, 3.0]
+    assert [made("mine.py:keel", mlp__skip=3).resolve("mlp", block, 30).skip for block in (0, 1)] == [3.0, 3.0]
     both = made("mine.py:keel", depth=4, attention__skip_kind="scalar")
-    starts = [both.resolve("attention", block).skip.start for block in (0, 1)]
-    assert starts[0] == 1.0 and callable(starts[1]) and both.resolve("mlp", 0).skip == 1.0
+    starts = [both.resolve("attention", block, 30).skip.start for block in (0, 1)]
+    assert starts[0] == 1.0 and callable(starts[1]) and both.resolve("mlp", 0, 30).skip == 1.0
     lines = describe(changed(residual__name="mine.py:keel", model__depth=4))
     assert any("skip is 1.5 in block 1 to 2 in block 3" in line for line in lines)
     stored = source(changed(residual__name="mine.py:keel"))

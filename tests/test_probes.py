@@ -102,7 +102,7 @@ def test_probes_are_their_formulas(scheme, dtype):
         for i, kind in enumerate(KINDS):
             flow = {name: got[name][block, i] for name in Flow._fields}
             flow = {name: None if np.isnan(value).all() else value for name, value in flow.items()}
-            resolved = scheme.resolve(kind, block)
+            resolved = scheme.resolve(kind, block, 30)
             assert (flow["kept"] is None) == (resolved.skip == 0 and resolved.entry == 0)
             assert (flow["update"] is None) == (resolved.scale == 0)
             for name, want in by_hand(flow, getattr(ml_dtypes, dtype, dtype)).items():

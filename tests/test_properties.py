@@ -50,9 +50,10 @@ from resjax.residual import (
     evaluate,
     kernel,
 )
-from resjax.residual.entries import deepnorm_alpha, deepnorm_beta
+from resjax.residual.entries.scaling import deepnorm_alpha, deepnorm_beta
 from resjax.residual.precision import total
-from resjax.stack import STREAM, Stack
+from resjax.block import STREAM
+from resjax.stack import Stack
 from resjax.train.optimizer import build
 from resjax.train.schedule import schedule
 from resjax.train.state import create

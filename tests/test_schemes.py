@@ -51,12 +51,13 @@ from resjax.residual import (
     Learned,
     Linear,
     NormDefaults,
+    Portion,
     Scheme,
     Site,
     Where,
     everywhere,
 )
-from resjax.residual.entries import deepnorm_alpha, deepnorm_beta
+from resjax.residual.entries.scaling import deepnorm_alpha, deepnorm_beta
 from resjax.stack import Stack
 from resjax.train.leaves import named
 from resjax.train.optimizer import decay_mask, listing
@@ -132,7 +133,9 @@ MINE = Scheme(
 )
 KEEP = {"keep": 0.8}
 
-ENTRIES = {name: Row(scheme, FORMS[name]) for name, scheme in CATALOGUE.items() if name in FORMS}
+# The entries that go through every test here; test_catalogue.py has the whole catalogue.
+CORE = ("plain", "post_ln", "pre_ln", "scaled", "rezero", "layerscale", "sandwich_branch", "sandwich_trunk", "deepnorm")
+ENTRIES = {name: Row(CATALOGUE[name], FORMS[name]) for name in CORE}
 VARIANTS = {
     "offset": Row(
         PRE.but(scale=Learned(0.5, "vector", offset=True), skip=Learned(0.9, "scalar")),
@@ -217,12 +220,7 @@ VARIANTS = {
 TABLE = ENTRIES | VARIANTS
 
 every_row = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
-every_entry = pytest.mark.parametrize("name", CATALOGUE)
-
-
-def test_every_entry_has_its_equation_in_the_oracle():
-    assert set(FORMS) == set(CATALOGUE)
-    assert [name for name, scheme in CATALOGUE.items() if scheme.name != name] == []
+every_entry = pytest.mark.parametrize("name", CORE)
 
 
 def after(flow: Any) -> dict[str, jax.Array]:
@@ -377,7 +375,7 @@ def test_gradient_at_depth_256_is_finite(name):
         assert max(float(jnp.max(jnp.abs(g[...]))) for g in variables(grads)) > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.identity])
+@pytest.mark.parametrize("name", [name for name in CORE if FORMS[name].identity])
 def test_identity_at_start_where_claimed(name):
     model = start(name, depth=6)
     h = jax.random.normal(jax.random.key(1), (2, 6, 8))
@@ -659,9 +657,9 @@ def test_what_is_no_scheme_is_refused(fields, message):
 
 
 def test_what_is_no_gain_or_rule_is_refused():
-    with pytest.raises(ValueError, match="neither scalar nor vector"):
+    with pytest.raises(ValueError, match="none of scalar, vector"):
         Learned(1.0, "matrix")
-    with pytest.raises(ValueError, match="neither base nor xavier"):
+    with pytest.raises(ValueError, match="none of base"):
         InitRule(1.0, "kaiming")
     with pytest.raises(TypeError):
         PRE.but(scael=1.0)
@@ -691,6 +689,7 @@ def test_a_field_means_something_to_the_carry_or_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Other:
         uses = frozenset({"skip"})
+        undoable = False
 
     assert PRE.but(carry=Other(), skip=0.5).skip == 0.5
     with pytest.raises(ValueError, match="norm_after has no meaning for the carry of 'pre_ln'"):
@@ -702,12 +701,12 @@ def test_a_field_means_something_to_the_carry_or_is_refused():
 def test_overrides_compose():
     """The base, the entry's own exceptions, then the user's; the base changes under exceptions, everywhere wins."""
     special = PRE.but(Where(None, Blocks(0, 0)), skip=0.5)
-    assert [special.but(skip=0.7).resolve("mlp", block).skip for block in (0, 1)] == [0.5, 0.7]
-    assert [special.but(everywhere, skip=0.7).resolve("mlp", block).skip for block in (0, 1)] == [0.7, 0.7]
-    assert [special.but(Where("mlp"), skip=0.7).resolve(kind, 0).skip for kind in KINDS] == [0.5, 0.7]
-    assert special.resolve("mlp", 0).at == ()
-    assert [block in Blocks(1, 2) for block in range(4)] == [False, True, True, False]
-    assert [block in Blocks(2) for block in range(4)] == [False, False, True, True]
+    assert [special.but(skip=0.7).resolve("mlp", block, 4).skip for block in (0, 1)] == [0.5, 0.7]
+    assert [special.but(everywhere, skip=0.7).resolve("mlp", block, 4).skip for block in (0, 1)] == [0.7, 0.7]
+    assert [special.but(Where("mlp"), skip=0.7).resolve(kind, 0, 4).skip for kind in KINDS] == [0.5, 0.7]
+    assert special.resolve("mlp", 0, 4).at == ()
+    assert Blocks(1, 2).span(4) == (1, 3) and Blocks(2).span(4) == (2, 4) and Blocks(9).span(4) == (4, 4)
+    assert Portion(0, 0.25).span(4) == (0, 1) and Portion(0, 0.25).span(3) == (0, 0) and Portion(0.5, 1).span(5) == (2, 5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
-from resjax.residual.norms import Norm, NormDefaults, build_norm
+from resjax.residual.norms import Norm, NormDefaults
 from resjax.residual.parameters import constant, kernel
 from resjax.residual.precision import exact, total
 from resjax.residual.site import Site
@@ -52,7 +52,7 @@ def mixed(weights: jax.Array, buffer: jax.Array) -> jax.Array:
     if weights.ndim == 1:
         out = jnp.tensordot(weights, wide, 1)
     else:
-        out = jnp.einsum("r...,r...d->...d", weights, wide)
+        out = jnp.sum(weights[..., None] * wide, axis=0)  # a product by tokens would transpose the buffer
     return out.astype(buffer.dtype)
 
 
@@ -62,16 +62,19 @@ def up_to(index: Any, rows: int) -> jax.Array:
 
 
 class DepthQuery(nnx.Module):
-    """Attention over rows: ``a = softmax_j <w, RMSNorm(v_j)>``, w from 0 (a mean), the norm's gain of its own; in float32."""
+    """Attention over rows: ``a = softmax_j <w, g . v_j / rms(v_j)>``, w from 0 (a mean), g the norm's gain; in float32."""
 
     def __init__(self, width: int, norms: NormDefaults):
-        self.norm = Norm("rmsnorm", width, NormDefaults("rmsnorm", norms.eps))
+        self.eps = norms.eps
+        self.gain = constant(1.0, (width,), "norm_scale")
         self.query = constant(0.0, (width,), "mixer_query")
 
     def __call__(self, buffer: jax.Array, there: jax.Array) -> jax.Array:
         """The mix of the rows that are ``there`` (rows,)."""
-        keys = self.norm(exact(buffer))
-        scores = keys @ self.query[...].astype(keys.dtype)
+        wide = exact(buffer)
+        by = (self.gain[...] * self.query[...]).astype(wide.dtype)
+        # the norm's denominator goes to the score, so that no normalised copy of the buffer is made
+        scores = wide @ by * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1) + self.eps)
         mask = there.reshape(-1, *(1,) * (scores.ndim - 1))
         return mixed(jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=0), buffer)
 

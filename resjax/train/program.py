@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from resjax.data import Pipeline
 from resjax.scale.mesh import by_rows, replicated
 from resjax.scale.program import stream_dtype
-from resjax.stack import STREAM
+from resjax.block import STREAM
 from resjax.train.assemble import Parts
 from resjax.train.signals import Signals
 from resjax.train.state import TrainState

@@ -1,0 +1,232 @@
+"""Does a residual scheme keep the contract? What can be asked of any scheme without knowing its equation, each answer in words.
+
+Used by ``python -m resjax.catalogue --check`` on a user's own scheme, and by the table test on every entry.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator
+from math import sqrt
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from resjax.models.lm import LM, Shape
+from resjax.residual import Context, Init, NormDefaults, Scheme
+from resjax.residual.parameters import is_variable
+
+SIZES: dict[str, Any] = dict(vocab=11, length=6, depth=3, width=8, heads=2, norms=NormDefaults("layernorm", 1e-3))
+TOKENS = np.random.default_rng(5).integers(0, 11, (2, 6)).astype(np.int32)
+DTYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"))
+DEEP = 256
+
+
+class Outcome(NamedTuple):
+    """One check: what was asked, and what fails, in a sentence; empty = it holds."""
+
+    asked: str
+    fails: str = ""
+
+
+def value(path: str, variable: nnx.Variable, seed: int = 0, out_scale: float = 1.0) -> np.ndarray:
+    """A seeded value away from the start of every role: gains are neither 1 nor 0, mixing matrices not symmetric."""
+    noise = np.random.default_rng([seed, zlib.crc32(path.encode())]).normal(size=variable.shape)
+    match variable.role[0]:
+        case "emb" | "pos":
+            return noise
+        case "norm_scale":
+            return 1 + 0.3 * noise
+        case "gain":
+            return 0.7 + 0.3 * noise
+        case "mixer_static" | "mixer_query":
+            return 0.4 + 0.3 * noise
+        case "norm_bias" | "bias" | "gain_offset" | "gate_bias":
+            return 0.3 * noise
+    fan_in = variable.fans[0] if hasattr(variable, "fans") else variable.shape[-2] if variable.ndim > 1 else 1
+    return noise / sqrt(fan_in) * (out_scale if variable.role == ("write",) else 1.0)
+
+
+def perturbed(abstract: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
+    """A module of abstract values with seeded ones in their place (see :func:`value`); nothing is compiled.
+
+    Two modules have the same values where they have the same parameters, whatever else they have.
+    """
+
+    def one(path: Any, variable: nnx.Variable) -> nnx.Variable:
+        drawn = value(jax.tree_util.keystr(path), variable, seed, out_scale)
+        return variable.replace(jnp.asarray(drawn, variable.dtype))
+
+    return jax.tree_util.tree_map_with_path(one, abstract, is_leaf=is_variable)
+
+
+def model(scheme: Scheme, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
+    """A small language model under ``scheme``, its parameters away from their start."""
+    sizes = Shape(**(SIZES | shape))
+    return perturbed(jax.eval_shape(lambda: LM(sizes, scheme, Init(), key=jax.random.key(0))), seed, out_scale)
+
+
+def functional(logits: jax.Array) -> jax.Array:
+    """A random linear functional as a loss: a mean square after a norm would have no gradient."""
+    weights = np.random.default_rng(9).normal(size=logits.shape)
+    return jnp.sum(logits * jnp.asarray(weights, logits.dtype))
+
+
+def relative(got: Any, want: Any) -> float:
+    """Largest difference over the largest magnitude."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
+
+
+def apart(got: Any, want: Any) -> float:
+    """Over two trees, the largest difference of their leaves."""
+    return max(relative(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+
+
+def checks(scheme: Scheme) -> Iterator[Outcome]:
+    """All checks of one scheme, one after the other."""
+    for asked, check in CHECKS.items():
+        try:
+            yield Outcome(asked, check(scheme))
+        except Exception as error:
+            yield Outcome(asked, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def _gradient(context: Context) -> Callable[[LM], Any]:
+    def loss(model: LM) -> tuple[jax.Array, jax.Array]:
+        logits, _ = model(jnp.asarray(TOKENS), context)
+        return functional(logits), logits
+
+    return jax.jit(jax.grad(loss, has_aux=True))
+
+
+EVALUATION = Context(step=7)
+
+
+def _documented(scheme: Scheme) -> str:
+    missing = [name for name in ("name", "equation", "paper") if not getattr(scheme, name)]
+    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} empty" if missing else ""
+
+
+def _is_a_value(scheme: Scheme) -> str:
+    hash(scheme)
+    return "" if dataclasses.replace(scheme) == scheme else "a copy is not equal to it, so it would be compiled again"
+
+
+def _unrolled(scheme: Scheme) -> str:
+    grads, logits = _gradient(EVALUATION)(model(scheme))
+    one, logits_one = _gradient(EVALUATION)(model(scheme, scan=False))
+    if (off := relative(logits_one, logits)) > 1e-5:
+        return f"scanned and unrolled outputs differ by {off:.1e}"
+    return f"scanned and unrolled gradients differ by {off:.1e}" if (off := apart(one, grads)) > 1e-4 else ""
+
+
+def _rematerialised(scheme: Scheme) -> str:
+    grads, _ = _gradient(EVALUATION)(model(scheme))
+    again, _ = _gradient(EVALUATION)(model(scheme, remat="full"))
+    return f"gradients change by {off:.1e} with remat" if (off := apart(again, grads)) > 1e-5 else ""
+
+
+def _mapped(scheme: Scheme) -> str:
+    def run(model: LM) -> jax.Array:
+        return model(jnp.asarray(TOKENS), EVALUATION)[0]
+
+    models = [model(scheme, seed) for seed in (0, 1)]
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    want = np.stack([jax.jit(run)(one) for one in models])
+    off = relative(jax.jit(jax.vmap(run))(batch), want)
+    return f"two models by vmap differ from one after the other by {off:.1e}" if off > 1e-5 else ""
+
+
+def _strict(scheme: Scheme) -> str:
+    for compute, stream in DTYPES:
+        context = dataclasses.replace(EVALUATION, compute=jnp.dtype(compute), measure=lambda flow: {"after": flow.after})
+        with jax.numpy_dtype_promotion("strict"):
+            made = model(scheme, stream=stream)
+            logits, seen = jax.eval_shape(lambda m, c=context: m(jnp.asarray(TOKENS), c), made)
+        if seen["after"].dtype != jnp.dtype(stream):
+            return f"with a {stream} stream and {compute} branches the stream is {seen['after'].dtype} after a site"
+        if logits.dtype != jnp.float32:
+            return f"with a {stream} stream the logits are {logits.dtype}"
+    return ""
+
+
+def _finite_in_half(scheme: Scheme) -> str:
+    for dtype in ("bfloat16", "float16"):
+        context = dataclasses.replace(EVALUATION, compute=jnp.dtype(dtype))
+        logits = jax.jit(lambda m, c=context: m(jnp.asarray(TOKENS), c)[0])(model(scheme, stream=dtype))
+        if not bool(jnp.all(jnp.isfinite(logits))):
+            return f"outputs are not finite in {dtype}"
+    return ""
+
+
+def _deep(scheme: Scheme) -> str:
+    grads, logits = _gradient(EVALUATION)(model(scheme, depth=DEEP, out_scale=1 / sqrt(2 * DEEP)))
+    if not bool(jnp.all(jnp.isfinite(logits))):
+        return f"outputs are not finite at {DEEP} blocks"
+    bad = sum(not bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(grads))
+    return f"the gradients of {bad} parameters are not finite at {DEEP} blocks" if bad else ""
+
+
+def _all_used(scheme: Scheme) -> str:
+    grads, _ = _gradient(dataclasses.replace(EVALUATION, train=True, key=jax.random.key(3)))(model(scheme))
+    rows = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_variable)[0]
+    dead = [jax.tree_util.keystr(path, simple=True, separator="/") for path, g in rows if not bool(jnp.any(g[...] != 0))]
+    return f"parameters that no output depends on: {', '.join(dead)}" if dead else ""
+
+
+def _causal(scheme: Scheme) -> str:
+    made = model(scheme)
+    run = jax.jit(lambda m, tokens: m(tokens, EVALUATION)[0])
+    changed = TOKENS.copy()
+    changed[:, -1] = (changed[:, -1] + 1) % 11
+    changed[1] = (changed[1] + 1) % 11
+    one, other = run(made, jnp.asarray(TOKENS)), run(made, jnp.asarray(changed))
+    off = relative(other[0, :-1], one[0, :-1])
+    return f"an earlier position, or another sample, sees a later token (by {off:.1e})" if off > 1e-5 else ""
+
+
+def _undone(scheme: Scheme) -> str:
+    """read(S') == read(S), and undo gives S back, site by site."""
+    outer = scheme.outer or scheme.carry
+    if not outer.undoable:
+        return ""
+    stack = model(scheme, depth=3).stack
+    embedded = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 8)), jnp.float32)
+    stream = stack.carry.open(stack.ends, embedded, stack.units)
+    from resjax.block import Layer
+
+    for index in range(stack.depth):
+        block = stack.block(index)
+        run = next(run for run in stack.plan if run.first <= index < run.first + run.length)
+        numbers = jax.tree.map(lambda x, i=index - run.first: x[i], stack.numbers(run, EVALUATION))
+        layer = Layer(index, numbers, None)
+        for unit in range(block.units):
+            update, memo, *_ = block.produce(unit, stream, layer, EVALUATION)
+            after, _ = block.write(unit, stream, memo, update, None, layer, EVALUATION)
+            again, *_ = block.produce(unit, after, layer, EVALUATION)
+            if (off := relative(again, update)) > 1e-5:
+                return f"what block {index} reads changes by {off:.1e} once it has written"
+            back = block.undo(unit, after, update, layer)
+            same, *_ = block.produce(unit, back, layer, EVALUATION)
+            if (off := relative(same, update)) > 1e-4:
+                return f"undoing block {index} changes what it reads by {off:.1e}"
+            stream = after
+    return ""
+
+
+CHECKS: dict[str, Callable[[Scheme], str]] = {
+    "it has a name, an equation and a source": _documented,
+    "it is a value: hashable, and equal to its copies": _is_a_value,
+    "scanned and unrolled, the model and its gradient are the same": _unrolled,
+    "rematerialised, the gradient is the same": _rematerialised,
+    "two models at once are as one after the other": _mapped,
+    "the stream keeps its dtype, whatever branches compute in": _strict,
+    "outputs are finite in bfloat16 and float16": _finite_in_half,
+    f"gradients are finite at {DEEP} blocks": _deep,
+    "every parameter takes part": _all_used,
+    "no position sees a later one, no sample another": _causal,
+    "where the backward pass takes updates back, reading survives writing": _undone,
+}

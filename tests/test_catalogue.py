@@ -1,0 +1,300 @@
+"""Is every scheme of the catalogue what its paper says? Each entry and form against its equation, its claims, its check values."""
+
+import dataclasses
+import json
+import pickle
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kit import EVALUATION, KINDS, SMALL, TOKENS, fast, forward, make, perturbed, relative, stack, start, variables
+from oracle import FORMS, Options, language_model
+from resjax import catalogue
+from resjax.check import CHECKS
+from resjax.config.scheme import entry
+from resjax.residual import CATALOGUE, Context, Init, Scheme, Site
+from resjax.residual import entries as families
+from resjax.residual.entries import scaling
+from resjax.residual.streams import arrangements, sinkhorn
+
+ALL: dict[str, Scheme] = {}
+for _name, _scheme in CATALOGUE.items():
+    for _form, _made in families.FORMS.get(_name, {"": _scheme}).items():
+        ALL[_name if _made == _scheme else f"{_name}:{_form}"] = _made
+CHEAP = ("it has a name", "it is a value", "the stream keeps its dtype")
+every = pytest.mark.parametrize("name", ALL)
+
+
+def test_every_scheme_has_its_equation_in_the_oracle():
+    assert set(FORMS) == set(ALL)
+    assert [name for name, scheme in CATALOGUE.items() if scheme.name != name] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [(name, 2) for name in ALL] + [pytest.param(name, depth, marks=pytest.mark.slow) for name in ALL for depth in (1, 6, 24)],
+)
+def test_the_equation(name, depth):
+    """In evaluation, at step 7: output against NumPy in float64, all parameters away from their start and all of them read."""
+    step = 7
+    model = make(ALL[name], depth=depth, out_scale=1 / sqrt(2 * depth))
+    want, _, read = language_model(model, TOKENS, FORMS[name], Options(step=float(step)))
+    got = forward(model, Context(step=step))
+    # one long sum of float32 numbers a site: errors add up over 48 sites
+    assert relative(got, want) < (1e-5 if depth < 24 else 5e-5)
+    unread = {id(v) for v in variables(model)} - read.seen
+    assert not unread or depth == 1, "a parameter that the equation does not have"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        pytest.param(name, asked, marks=() if asked.startswith(CHEAP) else pytest.mark.slow, id=f"{name}-{i}")
+        for name in ALL
+        for i, asked in enumerate(CHECKS)
+    ],
+)
+def test_the_contract(name, asked):
+    assert CHECKS[asked](ALL[name]) == ""
+
+
+@every
+def test_a_scheme_is_a_value(name):
+    scheme = ALL[name]
+    assert pickle.loads(pickle.dumps(scheme)) == scheme
+    assert scheme.describe(KINDS, 5)
+    config_name, _, form = name.partition(":")
+    assert entry(config_name, form or None) == scheme
+
+
+# ---- variants.md 11.5: what holds at the start
+
+
+SAME_AS_PRE_LN = [
+    "hyper_connections",
+    "hyper_connections:dynamic",
+    "frac_connections",
+    "muddformer",
+    "denseformer",
+    "laurel",
+    "laurel:rw",
+    "deep_cross_attention",
+    "gpas",
+    "layer_drop",
+    "stochastic_depth",
+    "prores",
+]
+
+
+def shared(name: str, **shape: Any) -> tuple[Any, Any]:
+    """The scheme's model as it starts, and a Pre-LN model with the same weights."""
+    theirs, ours = start(ALL[name], Init(), 3, **shape), start("pre_ln", Init(), 3, **shape)
+
+    def take(mine: Any, their: Any) -> None:
+        mine.branch = their.branch
+
+    for run in ours.stack.runs:
+        assert len(theirs.stack.runs) == 1
+        for mine, their in zip(run.sites, theirs.stack.runs[0].sites, strict=True):
+            take(mine, their)
+    ours.embed, ours.positions, ours.head = theirs.embed, theirs.positions, theirs.head
+    return theirs, ours
+
+
+@pytest.mark.parametrize("name", SAME_AS_PRE_LN)
+def test_equal_to_pre_ln_at_the_start(name):
+    """With the same weights; ProRes once its warm-up is over (11.5.2, X42, X43)."""
+    theirs, ours = shared(name, depth=4)
+    assert relative(forward(theirs, Context(step=10**9)), forward(ours)) < 2e-6
+
+
+def test_manifold_connections_are_pre_ln_at_the_start_up_to_their_small_dynamic_part():
+    """With phi = 0 too, every stream stays equal; the factor in front of the branch's input its norm takes out."""
+    for name in ("mhc", "mhc_lite"):
+        theirs, ours = shared(name, depth=4, norms=dataclasses.replace(SMALL["norms"], eps=1e-9))
+        for site in theirs.stack.runs[0].sites:
+            site.carry.by[...] = jnp.zeros_like(site.carry.by[...])
+        assert relative(forward(theirs), forward(ours)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "zero_init", "fixup"])
+def test_identity_at_the_start(name):
+    model = start(ALL[name], Init(), 1, depth=4)
+    h = jax.random.normal(jax.random.key(1), (2, 6, 8))
+    out, _ = fast(lambda m, h: m.stack(h, EVALUATION))(model, h)
+    np.testing.assert_array_equal(out, h)
+
+
+def test_depth_attention_starts_as_a_mean_and_finds_its_weights():
+    """11.5.3: w = 0 is the mean of the sources; groups of one site are the full form."""
+    model = start("attnres", Init(), 1, depth=3)
+    rows = np.random.default_rng(0).normal(size=(7, 2, 6, 8)).astype(np.float32)
+    pick = model.stack.block(1).sites[1].carry.pick
+    got = pick(jnp.asarray(rows), jnp.arange(7) <= 3)
+    np.testing.assert_allclose(got, rows[:4].mean(0), rtol=2e-6, atol=1e-6)
+    full, block = make("attnres", depth=3), make(entry("attnres", "block", groups=6), depth=3)
+    np.testing.assert_allclose(forward(full), forward(block), rtol=1e-5, atol=1e-5)
+
+
+# ---- variants.md 11.5.4: read the mixing matrix off
+
+
+class Marker(nnx.Module):
+    """A branch that returns the same vector whatever it reads."""
+
+    def __init__(self, width: int):
+        self.vector = nnx.Param(jnp.zeros(width), role=("gain",))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(self.vector[...], x.shape).astype(x.dtype)
+
+
+def mixing(scheme: Scheme, depth: int = 3, seed: int = 0) -> tuple[np.ndarray, Any]:
+    """The last row of the depth-mixing matrix (what of e and of each branch is in the stream at the top), and the stack.
+
+    Branch s returns the unit vector s + 1, the embedding is the unit vector 0; all parameters are away from their start.
+    """
+    width = 2 * depth + 2  # even, for fractions
+    made = perturbed(lambda: stack(scheme, lambda kind, key: Marker(width), depth, width), seed)
+    ones = np.eye(width, dtype=np.float32)
+    (run,) = made.runs
+    for pos, site in enumerate(run.sites):
+        site.branch.vector[...] = jnp.asarray([ones[2 * block + pos + 1] for block in range(depth)])
+    out, _ = made(jnp.asarray(ones[0]).reshape(1, 1, -1), EVALUATION)
+    return np.asarray(out, np.float64).reshape(-1), made
+
+
+def at(variable: Any, block: int) -> np.ndarray:
+    return np.asarray(variable[...], np.float64)[block]
+
+
+def test_mixing_of_hyper_connections():
+    row, made = mixing(CATALOGUE["hyper_connections"])
+    streams = np.zeros((4, 8))
+    streams[:, 0] = 1
+    for s in range(6):
+        carry = made.runs[0].sites[s % 2].carry
+        R, b = at(carry.mix, s // 2), at(carry.spread, s // 2)
+        streams = R.T @ streams  # S'_i = sum_j R_ji S_j
+        streams[:, s + 1] += b
+    np.testing.assert_allclose(row, streams.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_mixing_of_denseformer():
+    row, made = mixing(CATALOGUE["denseformer"])
+    outputs = [np.eye(8)[0]]
+    for block in range(3):
+        weights = np.array([1.0]) if block == 0 else at(made.runs[0].outer.row.weights, block)[: block + 1]
+        read = weights @ np.stack(outputs)
+        outputs.append(read + np.eye(8)[2 * block + 1] + np.eye(8)[2 * block + 2])
+    want = np.asarray(made.ends.weights[...], np.float64) @ np.stack(outputs)
+    np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
+
+
+def test_mixing_of_depth_attention():
+    row, made = mixing(CATALOGUE["attnres"])
+    scores = np.asarray(made.ends.gain[...] * made.ends.query[...], np.float64)[:7] * sqrt(8)
+    weights = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(row[:7], weights, rtol=1e-4)
+    assert row[7] == 0
+
+
+def test_mixing_of_deep_cross_attention():
+    row, made = mixing(CATALOGUE["deep_cross_attention"])
+    updates = [np.eye(8)[0]] + [np.eye(8)[2 * b + 1] + np.eye(8)[2 * b + 2] for b in range(3)]
+    b, w = (np.asarray(v[...], np.float64)[0] for v in (made.ends.static, made.ends.query))
+    want = sum((b[j] + max(w @ v, 0)) * v for j, v in enumerate(updates))
+    np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "orthogonal_update"])
+def test_mixing_of_one_stream_is_all_ones(name):
+    """What is added stays, also where only what is orthogonal is added: unit vectors are."""
+    row, _ = mixing(ALL[name])
+    np.testing.assert_allclose(row[:7], 1, rtol=1e-5)
+
+
+# ---- check values
+
+
+@pytest.mark.parametrize(
+    ("rule", "depth", "want"),
+    [
+        (scaling.admin_omega, 12, 2.6013),
+        (scaling.admin_omega, 18, 3.0408),
+        (scaling.tfixup_gain, 6, 0.3689),
+        (scaling.deepnorm_beta, 24, 0.2687),
+        (families.placement.subln_gain, 12, 1.7827),
+        (scaling.one_over_sqrt_sites, 12, 0.004082 / 0.02),
+        (scaling.one_over_sqrt_sites, 48, 0.002041 / 0.02),
+    ],
+)
+def test_constants(rule, depth, want):
+    assert float(rule(Site("mlp", 1, 2, depth))) == pytest.approx(want, rel=3e-4)
+
+
+def test_keel_counts_sites_and_leaves_the_first_block_alone():
+    runs = CATALOGUE["keel"].runs(KINDS, 24)
+    assert [(run.first, run.length) for run in runs] == [(0, 1), (1, 23)]
+    attention, mlp = runs[0].sites
+    assert (attention.skip, attention.norm_after, mlp.skip, mlp.norm_after) == (1.0, None, 1.0, "norm")
+    assert runs[1].sites[0].skip(Site("attention", 0, 2, 24)) == 48
+
+
+@pytest.mark.parametrize(("depth", "post"), [(4, 1), (12, 3), (7, 1), (3, 0)])
+def test_mix_ln_switches_after_a_quarter(depth, post):
+    blocks = [CATALOGUE["mix_ln"].resolve("mlp", block, depth).norm_after for block in range(depth)]
+    assert blocks == ["norm"] * post + [None] * (depth - post)
+
+
+@pytest.mark.parametrize("std", [1.0, 4.0])
+def test_sinkhorn_is_doubly_stochastic(std):
+    """11.5.8, X44: incoming sums exactly 1, outgoing near; the mean of streams is kept as far as those are."""
+    logits = jax.random.normal(jax.random.key(0), (4, 4, 50)) * std
+    m = np.asarray(sinkhorn(logits, 20))
+    np.testing.assert_allclose(m.sum(1), 1, atol=2e-6)
+    assert np.abs(m.sum(0) - 1).max() < (1e-3 if std == 1 else 0.3)
+    assert m.min() >= 0
+    assert np.linalg.norm(np.moveaxis(m, 2, 0), 2, (1, 2)).max() < (1.001 if std == 1 else 1.2)
+
+
+def test_mhc_lite_is_exactly_doubly_stochastic():
+    assert arrangements(4).shape == (24, 4, 4)
+    model = make("mhc_lite", depth=1)
+    streams = jax.random.normal(jax.random.key(0), (4, 2, 6, 8))
+    _, A, _ = model.stack.block(0).sites[0].carry.weights(streams, Site("attention", 0, 2, 1))
+    np.testing.assert_allclose(A.sum(0), 1, atol=1e-6)
+    np.testing.assert_allclose(A.sum(1), 1, atol=1e-6)
+
+
+# ---- the command
+
+
+def test_the_listing_and_its_forms(capsys):
+    assert catalogue.main(["--json", "--filter=attention residuals"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["form"]) for row in rows] == [("attnres", "full"), ("attnres", "block")]
+    assert catalogue.main(["--filter=rezero"]) == 0
+    assert "H' = H + a F(H)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--filter=nothing like this"], "--filter is 'nothing like this', which is in no scheme"),
+        (["--jsn"], "did you mean --json"),
+        (["--json", "--markdown"], "exclude each other"),
+        (["--check=pre_lm"], "did you mean 'pre_ln'"),
+        (["--check=none.py:x"], "does not exist"),
+        (["--check=pre_ln", "--json"], "--check stands alone"),
+    ],
+)
+def test_bad_input(words, part, capsys):
+    assert catalogue.main(words) == 2
+    out, err = capsys.readouterr()
+    assert part in err and err.count("\n") == 1 and out == ""
