@@ -79,7 +79,10 @@ def undoing_scan(
 
 def added(*trees: Any) -> Any:
     """The sum of trees of gradients, None being zero."""
-    first, *more = [tree for tree in trees if tree is not None]
-    for tree in more:
-        first = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, first, tree)
-    return first
+    total = None
+    for tree in trees:
+        if total is None:
+            total = tree
+        elif tree is not None:
+            total = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, total, tree)
+    return total

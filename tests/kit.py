@@ -1,7 +1,6 @@
 """What do the tests of models share? Small models made without compiling, a fast jit, comparisons."""
 
 import functools
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax import check
 from resjax.models.lm import LM, Shape
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme, Site
 from resjax.residual.parameters import is_variable
@@ -34,38 +34,9 @@ def by_role(tree: Any) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def drawn(variable: nnx.Variable, rng: np.random.Generator, out_scale: float = 1.0) -> np.ndarray:
-    """A value away from the start of every role: gains are not 1 or 0, biases are not 0."""
-    noise = rng.normal(size=variable.shape)
-    match variable.role[0]:
-        case "emb" | "pos":
-            return noise
-        case "norm_scale":
-            return 1 + 0.3 * noise
-        case "gain":
-            return 0.7 + 0.3 * noise
-        case "norm_bias" | "bias" | "gain_offset":
-            return 0.3 * noise
-    return noise / np.sqrt(variable.fans[0]) * (out_scale if variable.role == ("write",) else 1.0)
-
-
-def filled(abstract: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
-    """A module of abstract values with seeded ones in their place; nothing is compiled.
-
-    Weights have unit gain, those that write to the stream times ``out_scale``. Two modules have the same values where
-    they have the same parameters, whatever else they have.
-    """
-
-    def value(path: Any, variable: nnx.Variable) -> nnx.Variable:
-        rng = np.random.default_rng([seed, zlib.crc32(jax.tree_util.keystr(path).encode())])
-        return variable.replace(jnp.asarray(drawn(variable, rng, out_scale), variable.dtype))
-
-    return jax.tree_util.tree_map_with_path(value, abstract, is_leaf=is_variable)
-
-
 def perturbed(build: Callable[[], Any], seed: int = 0, out_scale: float = 1.0) -> Any:
-    """The module that ``build()`` would make, with values away from its own; see :func:`filled`."""
-    return filled(jax.eval_shape(build), seed, out_scale)
+    """The module that ``build()`` would make, with values away from its own; see :func:`resjax.check.perturbed`."""
+    return check.perturbed(jax.eval_shape(build), seed, out_scale)
 
 
 @functools.cache
@@ -80,7 +51,7 @@ def abstract(scheme: Scheme | str, **shape: Any) -> LM:
 
 def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
     """A language model under ``scheme``, all parameters away from their start; ``shape`` over the sizes in SMALL."""
-    return filled(abstract(scheme, **shape), seed, out_scale)
+    return check.perturbed(abstract(scheme, **shape), seed, out_scale)
 
 
 def start(scheme: Scheme | str, init: Init = DEFAULT_INIT, seed: int = 0, **shape: Any) -> LM:

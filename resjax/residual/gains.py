@@ -87,7 +87,7 @@ class LearnedGain(nnx.Module):
     def __init__(self, gain: Learned, features: int | tuple[int, ...], site: Site):
         features = (features,) if isinstance(features, int) else features
         first = gain.start(site) if callable(gain.start) else gain.start
-        shapes = {"none": None, "scalar": (), "vector": features, "first": (features[0],) + (1,) * (len(features) - 1)}
+        shapes = {"none": None, "scalar": (), "vector": features, "first": features[:1] + (1,) * (len(features) - 1)}
         self.through = gain.through
         shape, offset = shapes[gain.shape], shapes[gain.offset]
         self.gain = None if shape is None else constant(first, shape, "gain")

@@ -130,15 +130,25 @@ class SiameseSite(Carry):
 
 
 def weighted(weights: jax.Array, streams: jax.Array) -> jax.Array:
-    """``sum_j w_j S_j`` over the first axis of both, in float32 or better; a weight is one number, or one a token."""
+    """``sum_j w_j S_j``, in float32 or better; weights (n,), or (n, batch, ...) for one a token; streams (n, batch, ..., width)."""
+    return _summed(weights, streams, 0)
+
+
+def remixed(weights: jax.Array, streams: jax.Array) -> jax.Array:
+    """``sum_j A_ij S_j`` for all i; weights (n, n), or (n, n, batch, ...) for one matrix a token."""
+    return _summed(weights, streams, 1)
+
+
+def _summed(weights: jax.Array, streams: jax.Array, axis: int) -> jax.Array:
+    """A product and a sum, which compile to one loop: a matrix product of 4 by 4 is slower, and one a token transposes the streams."""
     wide = exact(streams)
-    terms = [w * s for w, s in zip(aligned(weights, streams).astype(wide.dtype), wide, strict=True)]
-    return sum(terms[1:], start=terms[0]).astype(streams.dtype)
+    return jnp.sum(broadcast(weights.astype(wide.dtype), streams, axis + 1) * wide, axis=axis).astype(streams.dtype)
 
 
-def aligned(weights: jax.Array, streams: jax.Array) -> jax.Array:
-    """Weights (n,) or (n, batch, ...), shaped to multiply streams (n, batch, ..., width) one by one."""
-    return weights if weights.ndim == 1 else weights[..., None]
+def broadcast(weights: jax.Array, streams: jax.Array, lead: int) -> jax.Array:
+    """Weights of ``lead`` axes, and the tokens' axes or none, with axes of size 1 to multiply streams (n, batch, ..., width)."""
+    missing = streams.ndim - 1 + lead - weights.ndim
+    return weights.reshape(*weights.shape, *(1,) * missing)
 
 
 def scaled(factor: Any, x: jax.Array) -> jax.Array:
@@ -166,11 +176,11 @@ class Mixed(Carry):
 
     def write(self, stream: jax.Array, memo: Any, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         A, b = memo
-        kept = jnp.stack([weighted(row, stream) for row in A])
+        kept = remixed(A, stream)
         before = self.view(stream)
         if update is None:
             return kept, Flow(before, self.view(kept), kept, None, before, kept)
-        added = jnp.stack([scaled(w, update) for w in aligned(b, stream)])
+        added = scaled(broadcast(b, stream, 1), update)
         after = total(kept, added)
         return after, Flow(before, self.view(after), kept, added, before, kept)
 
@@ -213,9 +223,8 @@ class HyperSite(Mixed):
         self.pick = constant(here, (n,), "mixer_static")
         self.mix = constant(jnp.eye(n), (n, n), "mixer_static")
         self.spread = constant(1.0, (n,), "mixer_static")
-        self.norm = None
+        self.norm = Norm("layernorm", width, NormDefaults("layernorm", norms.eps)) if spec.dynamic else None
         if spec.dynamic:
-            self.norm = Norm("layernorm", width, NormDefaults("layernorm", norms.eps))
             self.pick_by = constant(0.0, (width,), "mixer_dynamic")
             self.mix_by = constant(0.0, (width, n), "mixer_dynamic")
             self.spread_by = constant(0.0, (width,), "mixer_dynamic")
@@ -355,7 +364,7 @@ class FractionsSite(Carry):
 
     def _mixed(self, matrix: jax.Array, stream: jax.Array) -> jax.Array:
         parts = jnp.stack(jnp.split(stream, self.m, axis=-1))
-        return jnp.concatenate([weighted(row, parts) for row in matrix], axis=-1)
+        return jnp.concatenate(list(remixed(matrix, parts)), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -428,7 +437,7 @@ class AltUpBlock(Carry):
         x = exact(stream)
         by = self.predict[...].clip(-self.LARGEST, self.LARGEST).astype(x.dtype)
         p = jnp.moveaxis(self.modalities(x[0]) @ by, -1, 0).reshape(self.n, self.n, *x.shape[1:-1])
-        predicted = jnp.stack([x[i] + weighted(row, x) for i, row in enumerate(p)]).astype(stream.dtype)
+        predicted = (x + remixed(p, x)).astype(stream.dtype)
         return predicted[0], predicted
 
     def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
