@@ -2,7 +2,7 @@
 
     python -m resjax.main --config=configs/smoke.py
 
-Expected: about 30 s on 2 cores, 1.70 nats above the bigram baseline that it prints.
+Expected: about 10 s on 2 cores, 1.70 nats above the bigram baseline that it prints.
 """
 
 from resjax.config import default

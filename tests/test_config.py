@@ -611,6 +611,18 @@ def made(name="pre_ln", depth=12, **overrides):
     )
 
 
+def test_what_has_no_effect_on_a_cpu():
+    """Unrolled, XLA on a CPU merges what is computed again with what was kept: no memory is saved."""
+    for remat in ("full", "dots"):
+        config = changed(model__scan=False, model__remat=remat)
+        assert f"model.remat is '{remat}', which has no effect with model.scan=false on a CPU" in refused(
+            resolve, config, "cpu"
+        )
+        assert resolve(config, "tpu").model.remat == remat
+    assert resolve(changed(model__scan=False), "cpu").model.remat == "auto"
+
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_entry_is_itself_without_overrides(name):
     assert made(name) == CATALOGUE[name]

@@ -190,7 +190,15 @@ def resolve(config: ConfigDict, platform: str) -> ConfigDict:
 
     Args:
       platform: of the devices: 'cpu', 'gpu' or 'tpu'.
+
+    Raises:
+      Refused: a setting that has no effect on this platform.
     """
+    if platform == "cpu" and not config.model.scan and config.model.remat in ("full", "dots"):
+        raise Refused(
+            f"model.remat is '{config.model.remat}', which has no effect with model.scan=false on a CPU, whose compiler merges "
+            "what is computed again with what was kept; leave model.remat at auto, or set model.scan=true"
+        )
     resolved = config.copy_and_resolve_references()
     chosen: dict[str, Any] = {"compute": "float32" if platform == "cpu" else "bfloat16", "stream": "float32"}
     for name, dtype in chosen.items():

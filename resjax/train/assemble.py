@@ -146,6 +146,8 @@ def choose_remat(config: Any, rows: int, compute: str) -> str:
     On a CPU by tokens at once, from measurements; on an accelerator by the memory that the kept products would take.
     """
     model, tokens = config.model, rows * config.data.length
+    if jax.default_backend() == "cpu" and not model.scan:
+        return "none"  # unrolled, the CPU's compiler merges what is computed again with what was kept
     stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if not stats or "bytes_limit" not in stats:
         return "dots" if tokens >= DOTS_TOKENS else "full"
