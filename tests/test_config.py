@@ -21,7 +21,7 @@ from resjax.config.scheme import describe, scheme, source
 from resjax.config.tree import FILE, FLAG, assign, flat, given
 from resjax.config.validate import resolve, validate, warnings
 from resjax.errors import Refused
-from resjax.residual import CATALOGUE, Blocks, Learned, Linear, Scheme, Where
+from resjax.residual import CATALOGUE, Blocks, Frozen, InitRule, Learned, Linear, Scheme, Where
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -53,6 +53,9 @@ TEXTS = {
     "model.scan": ("0", False),
     "model.remat": ("dots", "dots"),
     "residual.name": ("layerscale", "layerscale"),
+    "residual.form": ("profiled", "profiled"),
+    "residual.streams": ("2", 2),
+    "residual.groups": ("4", 4),
     "residual.final_norm": ("unit", "unit"),
     "residual.at": ("0-1:skip=0", "0-1:skip=0"),
     "init.kind": ("std", "std"),
@@ -478,8 +481,18 @@ CONTRADICTIONS = [
     ({"residual.at": "0:norm_in=lay"}, ["norm_in in residual.at is 'lay'", "layernorm"]),
     ({"residual.at": "0:skip=none"}, ["'skip=none'", "leave the field out"]),
     # those that need the scheme
-    ({"residual.name": "preln2"}, ["'preln2'", "post_ln, pre_ln", "did you mean 'pre_ln'"]),
-    ({"residual.name": "pre_ln+prores"}, ["composed", "'+'"]),
+    ({"residual.name": "preln2"}, ["'preln2'", "pre_ln, post_ln", "did you mean 'pre_ln'"]),
+    ({"residual.name": "pre_ln+prorse"}, ["'prorse'", "did you mean 'prores'"]),
+    ({"residual.name": "prores+layerscale"}, ["'prores' and 'layerscale' both set scale"]),
+    ({"residual.name": "pre_ln+deepnorm"}, ["'deepnorm' is a base of its own", "give it first"]),
+    ({"residual.name": "post_ln+pre_ln"}, ["'pre_ln' adds nothing to 'post_ln'"]),
+    ({"residual.name": "post_ln+mhc"}, ["norm_after has no meaning for the carry"]),
+    ({"residual.name": "admin", "residual.form": "closd"}, ["residual.form of 'admin'", "did you mean 'closed'"]),
+    ({"residual.name": "rezero", "residual.form": "full"}, ["'rezero' has one form only", "attnres (full, block)"]),
+    ({"residual.name": "rezero", "residual.streams": "2"}, ["residual.streams is 2", "carries one stream"]),
+    ({"residual.name": "attnres", "residual.groups": "2"}, ["residual.groups is 2", "the outputs of all sites"]),
+    ({"residual.name": "frac_connections", "residual.streams": "3"}, ["not divisible by the 3 fractions"]),
+    ({"residual.name": "parallel", "residual.mlp.scale": "0.5"}, ["'mlp' has no place in 'parallel'"]),
     ({"residual.name": "rezero", "model.norm": "rmsnorm"}, ["model.norm is 'rmsnorm'", "residual.name is 'rezero'"]),
     ({"residual.name": "rezero", "model.norm_eps": "1e-6"}, ["model.norm_eps", "residual.name is 'rezero'"]),
     ({"model.norm": "none", "model.norm_gain": "false"}, ["model.norm_gain", "model.norm is 'none'"]),
@@ -703,6 +716,8 @@ def test_a_user_scheme(tmp_path, monkeypatch):
         "plain_dict = Scheme('plain_dict', 'mine', init={'write': InitRule(2.0)})\n"
         "kind = keel.but(where=Where('mpl'), skip=2.0)\n"
         "norm = keel.but(where=Where('mlp'), norm_in='lnorm')\n"
+        "from resjax.residual import CATALOGUE\n"
+        "shrunk = CATALOGUE['pre_ln'].but(name='shrunk', scale=0.5)\n"
         "number = 3\n"
     )
     resolved = made("mine.py:keel", depth=4)
@@ -719,6 +734,10 @@ def test_a_user_scheme(tmp_path, monkeypatch):
     stored = source(changed(residual__name="mine.py:keel"))
     assert stored["path"] == "mine.py" and len(stored["sha256"]) == 64 and "def alpha" in stored["text"]
     assert source(default()) is None
+    assert made("mine.py:plain_dict").init == Frozen({"write": InitRule(2.0)})
+    assert made("post_ln+mine.py:shrunk").scale == 0.5 and made("post_ln+mine.py:shrunk").norm_after == "norm"
+    Path("a+b.py").write_text("from resjax.residual import Scheme\nx = Scheme('x', 'mine')\n")
+    assert made("a+b.py:x").name == "x"
     for name, words in (
         ("mine.py:kel", ["mine.py:keel", "did you mean 'keel'"]),
         ("mine.py:number", ["none of mine.py:keel"]),
@@ -727,7 +746,6 @@ def test_a_user_scheme(tmp_path, monkeypatch):
         ("mine.py:knob", ["scale", "knob 'a'"]),
         ("mine.py:fails", ["rule for scale", "AttributeError"]),
         ("mine.py:roles", ["'wirte'", "did you mean 'write'"]),
-        ("mine.py:plain_dict", ["hashable", "Frozen"]),
         ("mine.py:kind", ["'mpl'", "did you mean 'mlp'"]),
         ("mine.py:norm", ["residual.name is 'mine.py:norm'", "'lnorm'", "layernorm"]),
         ("pre_ln:x", ["residual.name is 'pre_ln:x'", "did you mean 'pre_ln'"]),
@@ -791,7 +809,7 @@ def test_the_folder_is_readable_and_does_not_collide():
     assert default_folder("a/b/deep_preln.py") == "runs/deep_preln"
     assert default_folder("deep_preln.py:accelerator") == "runs/deep_preln-accelerator"
     flags = [("optimizer.lr", "1e-3"), ("model.depth", "1e1"), ("health.groups", "all"), ("model.tied", "yes")]
-    expected = "runs/deep_preln,depth=10,tied=true,lr=0.001,groups=forward+backward"
+    expected = "runs/deep_preln,depth=10,tied=true,lr=0.001,health.groups=forward+backward"
     assert default_folder("deep_preln.py", flags) == default_folder("deep_preln.py", flags[::-1]) == expected
     assert default_folder("x.py", [("seed", "1"), ("seed", "2")]) == "runs/x,seed=2"
     assert "model.depth" in refused(default_folder, "x.py", [("model.detph", "3")])

@@ -106,14 +106,18 @@ def test_listing_has_one_row_a_leaf_and_splits_parts_that_differ():
     params = parameters()
     rows = {row.path: row for row in listing(params)}
     assert set(rows) == set(named(params))
-    assert rows["blocks/qkv"] == ("blocks/qkv", "q,k,v", (N, D, 3, D), True, 1.0)
-    assert rows["blocks/layerscale"] == ("blocks/layerscale", "gain", (N, D), False, 1.0)
-    rules = {"q": OptRule(lr=0.5), "v": OptRule(decay=False), "gain": OptRule(lr=0.1, decay=True)}
+    assert rows["blocks/qkv"] == ("blocks/qkv", "q,k,v", (N, D, 3, D), True, 1.0, 1.0, None)
+    assert rows["blocks/layerscale"] == ("blocks/layerscale", "gain", (N, D), False, 1.0, 1.0, None)
+    rules = {
+        "q": OptRule(lr=0.5),
+        "v": OptRule(decay=False, eps=2.0),
+        "gain": OptRule(lr=0.1, decay=True, clip=0.5),
+    }
     rows = {row.path: row for row in listing(params, rules)}
-    assert rows["blocks/qkv[0]"] == ("blocks/qkv[0]", "q", (N, D, D), True, 0.5)
-    assert rows["blocks/qkv[1]"] == ("blocks/qkv[1]", "k", (N, D, D), True, 1.0)
-    assert rows["blocks/qkv[2]"] == ("blocks/qkv[2]", "v", (N, D, D), False, 1.0)
-    assert rows["blocks/scale"] == ("blocks/scale", "gain", (N,), True, 0.1)
+    assert rows["blocks/qkv[0]"] == ("blocks/qkv[0]", "q", (N, D, D), True, 0.5, 1.0, None)
+    assert rows["blocks/qkv[1]"] == ("blocks/qkv[1]", "k", (N, D, D), True, 1.0, 1.0, None)
+    assert rows["blocks/qkv[2]"] == ("blocks/qkv[2]", "v", (N, D, D), False, 1.0, 2.0, None)
+    assert rows["blocks/scale"] == ("blocks/scale", "gain", (N,), True, 0.1, 1.0, 0.5)
 
 
 def test_rules_split_a_fused_leaf_by_part():

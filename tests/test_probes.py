@@ -16,6 +16,7 @@ from resjax.branches import MLP, Attention
 from resjax.health import probes
 from resjax.models.lm import LM, loss
 from resjax.residual import CATALOGUE, Blocks, Context, Flow, Knob, Where
+from resjax.block import Layer
 from resjax.stack import Stack
 from resjax.train.optimizer import build
 from resjax.train.schedule import schedule
@@ -334,7 +335,7 @@ def test_one_block_to_look_into():
     out, got = fast(lambda m, h: m(h, Context(measure=all_of)))(model, h)
     for index in range(4):
         block = model.block(index)
-        h, _ = fast(lambda b, h, i=index: b(h, model.places(i), [{}, {}], None, Context()))(block, h)
+        h, _, _ = fast(lambda b, h, i=index: b(h, Layer(i, [{}, {}], None), Context()))(block, h)
         assert relative(h, got["after"][index, -1]) < 1e-5
         run = next(r for r, plan in enumerate(model.plan) if plan.first <= index < plan.first + plan.length)
         stored = model.runs[run]

@@ -1,6 +1,7 @@
 """Which residual scheme does a configuration mean? A catalogue entry or the user's own, with overrides."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -83,6 +84,7 @@ def scheme(config: ConfigDict) -> Scheme:
     try:
         made = _apply(first, overrides, places)
         made.runs(places.kinds, places.depth)
+        made.carry.refuse(made.sites(places.kinds), config.model.width)
     except ValueError as error:  # the record's own checks, such as a field that its carry does not use
         raise Refused(f"residual.name is '{config.residual.name}': {error}") from None
     _refuse_unusable(made, config)
@@ -97,16 +99,15 @@ def entry(name: str, form: str | None = None, streams: int | None = None, groups
     Raises:
       Refused: there is none, or it has no such form, streams or groups.
     """
-    base, *more = name.split("+")
+    base, *more = _joined(name)
     made = _one(base)
-    for field, value, options in (("form", form, FORMS.get(base, {})),):
-        if value is None:
-            continue
+    if form is not None:
+        options = FORMS.get(base, {})
         if not options:
-            raise Refused(f"residual.{field} is '{value}', but '{base}' has one form only; these have more: {_with_forms()}")
-        if value not in options:
-            raise not_one_of(f"residual.{field} of '{base}'", value, options)
-        made = options[value]
+            raise Refused(f"residual.form is '{form}', but '{base}' has one form only; these have more: {_with_forms()}")
+        if form not in options:
+            raise not_one_of(f"residual.form of '{base}'", form, options)
+        made = options[form]
     for field, value, attribute in (("streams", streams, ("n", "m")), ("groups", groups, ("groups",))):
         if value is None:
             continue
@@ -115,6 +116,11 @@ def entry(name: str, form: str | None = None, streams: int | None = None, groups
             raise Refused(f"residual.{field} is {value}, which has no effect: '{name}' carries {made.carried}")
         made = made.but(carry=replace(made.carry, **{names[0]: value}))
     return composed(made, [_one(other) for other in more], name)
+
+
+def _joined(name: str) -> list[str]:
+    """The schemes that a name joins by '+'; a file's path may have one too."""
+    return [name] if os.path.exists(name.rpartition(":")[0]) else name.split("+")
 
 
 def _entry_of(config: ConfigDict) -> Scheme:
@@ -154,7 +160,7 @@ def _schemes(path: str, source: bytes) -> dict[str, Scheme]:
 def source(config: ConfigDict) -> dict[str, str] | None:
     """The user's own file, as stored with a run: path, sha256 and text; None for an entry of the catalogue."""
     name = config.residual.name
-    files = [one for one in name.split("+") if one not in CATALOGUE]
+    files = [one for one in _joined(name) if one not in CATALOGUE]
     if not files:
         return None
     path = files[0].rpartition(":")[0]
