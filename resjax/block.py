@@ -66,9 +66,7 @@ class Block(nnx.Module):
             probes |= measured(context, context.measure_block, entry, stream)
         return stream, handed, probes
 
-    def produce(
-        self, unit: int, stream: Any, layer: Layer, context: Context
-    ) -> tuple[Any, Any, Side, Probes]:
+    def produce(self, unit: int, stream: Any, layer: Layer, context: Context) -> tuple[Any, Any, Side, Probes]:
         """A unit's update, what its ``write`` wants to know, what it hands to other blocks, and its probes so far."""
         places = self.places(layer.index)
         if self.outer is None:

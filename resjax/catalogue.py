@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", action="store_true", help="as JSON")
     made.add_argument("--markdown", action="store_true", help="as the page docs/catalogue.md")
     made.add_argument(
-        "--check", metavar="FILE.py:NAME", help="check a scheme (one's own, or an entry): what holds and what fails, in words"
+        "--check",
+        metavar="FILE.py:NAME",
+        help="check a scheme (one's own, or an entry): what holds and what fails, in words",
     )
     return made
 
@@ -68,7 +70,9 @@ def found(text: str | None) -> list[dict[str, Any]]:
     every = rows()
     kept = [row for row in every if text is None or text.lower() in json.dumps(row, ensure_ascii=False).lower()]
     if not kept:
-        raise Refused(f"--filter is '{text}', which is in no scheme{nearest(text or '', [row['name'] for row in every])}")
+        raise Refused(
+            f"--filter is '{text}', which is in no scheme{nearest(text or '', [row['name'] for row in every])}"
+        )
     return kept
 
 
@@ -100,7 +104,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         if row["family"] != family:
             family = row["family"]
             text += ["", f"## {family[0].upper()}{family[1:]}", ""]
-            text += ["| scheme | equation | carries | final norm | parameters | rules | source |", "|---|---|---|---|---|---|---|"]
+            text += [
+                "| scheme | equation | carries | final norm | parameters | rules | source |",
+                "|---|---|---|---|---|---|---|",
+            ]
         name = f"`{row['name']}`" + (f", form `{row['form']}`" if row["form"] else "")
         rules = "; ".join(part for part in (row["init"], row["optim"]) if part)
         source = row["paper"] + (f". *Not verified: {row['unverified']}*" if row["unverified"] else "")
@@ -117,7 +124,9 @@ def check(name: str) -> int:
     scheme, failed = entry(name), 0
     print(f"{name}: {scheme.equation}")
     for outcome in checks(scheme):
-        print(f"  fails  {outcome.asked}: {outcome.fails}" if outcome.fails else f"  holds  {outcome.asked}", flush=True)
+        print(
+            f"  fails  {outcome.asked}: {outcome.fails}" if outcome.fails else f"  holds  {outcome.asked}", flush=True
+        )
         failed += bool(outcome.fails)
     print(f"{failed} of the checks fail" if failed else "all checks hold")
     return 1 if failed else 0

@@ -142,7 +142,9 @@ def _mapped(scheme: Scheme) -> str:
 
 def _strict(scheme: Scheme) -> str:
     for compute, stream in DTYPES:
-        context = dataclasses.replace(EVALUATION, compute=jnp.dtype(compute), measure=lambda flow: {"after": flow.after})
+        context = dataclasses.replace(
+            EVALUATION, compute=jnp.dtype(compute), measure=lambda flow: {"after": flow.after}
+        )
         with jax.numpy_dtype_promotion("strict"):
             made = model(scheme, stream=stream)
             logits, seen = jax.eval_shape(lambda m, c=context: m(jnp.asarray(TOKENS), c), made)
@@ -173,7 +175,9 @@ def _deep(scheme: Scheme) -> str:
 def _all_used(scheme: Scheme) -> str:
     grads, _ = _gradient(dataclasses.replace(EVALUATION, train=True, key=jax.random.key(3)))(model(scheme))
     rows = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_variable)[0]
-    dead = [jax.tree_util.keystr(path, simple=True, separator="/") for path, g in rows if not bool(jnp.any(g[...] != 0))]
+    dead = [
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, g in rows if not bool(jnp.any(g[...] != 0))
+    ]
     return f"parameters that no output depends on: {', '.join(dead)}" if dead else ""
 
 

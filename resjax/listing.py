@@ -38,7 +38,10 @@ def row(form: str, scheme: Scheme, family: str, base: int) -> dict[str, Any]:
         "init": "; ".join(f"{roles}: {text}" for text, roles in grouped(scheme.init, started).items()),
         "optim": "; ".join(
             [f"{roles}: {text}" for text, roles in grouped(scheme.optim, treated).items()]
-            + [f"{roles}: norm 1 along '{axis}' after each step" for axis, roles in grouped(scheme.project, str).items()]
+            + [
+                f"{roles}: norm 1 along '{axis}' after each step"
+                for axis, roles in grouped(scheme.project, str).items()
+            ]
             + (["skip gains set from one batch before training"] if scheme.calibrate else [])
         ),
         "paper": scheme.paper,
@@ -84,5 +87,3 @@ def count(scheme: Scheme) -> int:
     """Parameters of the model under a scheme."""
     model = jax.eval_shape(lambda: LM(SHAPE, scheme, Init(), key=jax.random.key(0)))
     return sum(leaf.size for leaf in jax.tree.leaves(model))
-
-

@@ -100,6 +100,11 @@ class Stack(nnx.Module):
                     branch = made(site, key)
                     start(branch, init, site, resolved.init)
                     views = outer.views if outer is not None and site.pos == 0 else ()
+                    if views and not getattr(branch, "views", False):
+                        raise ValueError(
+                            f"'{scheme.name}' gives the first sub-layer {', '.join(views)} apart, and a "
+                            f"{type(branch).__name__} takes one input"
+                        )
                     key_here = jax.random.fold_in(of_carry, site.pos)
                     sites.append(Connection(resolved, branch, width, site, norms, dropout, key=key_here, views=views))
                 around = None

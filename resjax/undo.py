@@ -17,9 +17,7 @@ from resjax.block import Block, Layer, Probes
 from resjax.residual import Context
 
 
-def undoing_scan(
-    blocks: Block, layers: Layer, stream: Any, context: Context
-) -> tuple[Any, Probes]:
+def undoing_scan(blocks: Block, layers: Layer, stream: Any, context: Context) -> tuple[Any, Probes]:
     """``lax.scan`` of the blocks over the stream, with the backward pass above; the stream after them, and the probes, stacked."""
 
     def told(given: tuple) -> Context:
@@ -54,7 +52,9 @@ def undoing_scan(
                 def produce(block: Block, stream: Any, numbers: Any, taps: Any, unit: int = unit) -> tuple:
                     return block.produce(unit, stream, Layer(index, numbers, taps), unmeasured)[:2]
 
-                def write(block: Block, stream: Any, memo: Any, update: Any, numbers: Any, taps: Any, unit: int = unit) -> Any:
+                def write(
+                    block: Block, stream: Any, memo: Any, update: Any, numbers: Any, taps: Any, unit: int = unit
+                ) -> Any:
                     return block.write(unit, stream, memo, update, None, Layer(index, numbers, taps), unmeasured)[0]
 
                 (update, memo), back = jax.vjp(produce, block, stream, numbers, taps)

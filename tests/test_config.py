@@ -635,7 +635,6 @@ def test_what_has_no_effect_on_a_cpu():
     assert resolve(changed(model__scan=False), "cpu").model.remat == "auto"
 
 
-
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_entry_is_itself_without_overrides(name):
     assert made(name) == CATALOGUE[name]

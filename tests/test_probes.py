@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from kit import KINDS, TOKENS, fast, functional, largest_difference, make, perturbed, relative, stack, variables
+from resjax.block import Layer
 from resjax.branches import MLP, Attention
 from resjax.health import probes
 from resjax.models.lm import LM, loss
 from resjax.residual import CATALOGUE, Blocks, Context, Flow, Knob, Where
-from resjax.block import Layer
 from resjax.stack import Stack
 from resjax.train.optimizer import build
 from resjax.train.schedule import schedule

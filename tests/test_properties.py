@@ -31,6 +31,7 @@ from kit import (
     start,
     variables,
 )
+from resjax.block import STREAM
 from resjax.branches import MLP, Attention
 from resjax.health import probes
 from resjax.models.lm import LM, Shape, loss
@@ -52,7 +53,6 @@ from resjax.residual import (
 )
 from resjax.residual.entries.scaling import deepnorm_alpha, deepnorm_beta
 from resjax.residual.precision import total
-from resjax.block import STREAM
 from resjax.stack import Stack
 from resjax.train.optimizer import build
 from resjax.train.schedule import schedule

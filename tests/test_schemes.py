@@ -706,7 +706,9 @@ def test_overrides_compose():
     assert [special.but(Where("mlp"), skip=0.7).resolve(kind, 0, 4).skip for kind in KINDS] == [0.5, 0.7]
     assert special.resolve("mlp", 0, 4).at == ()
     assert Blocks(1, 2).span(4) == (1, 3) and Blocks(2).span(4) == (2, 4) and Blocks(9).span(4) == (4, 4)
-    assert Portion(0, 0.25).span(4) == (0, 1) and Portion(0, 0.25).span(3) == (0, 0) and Portion(0.5, 1).span(5) == (2, 5)
+    assert (
+        Portion(0, 0.25).span(4) == (0, 1) and Portion(0, 0.25).span(3) == (0, 0) and Portion(0.5, 1).span(5) == (2, 5)
+    )
 
 
 @pytest.mark.parametrize(

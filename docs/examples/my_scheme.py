@@ -1,7 +1,7 @@
 """A residual scheme of one's own: Pre-LN whose branches fade in with depth and end in a learned vector.
 
-    python -m resjax.catalogue --check=docs/examples/my_scheme.py:fading
-    python -m resjax.main --config=configs/smoke.py --config.residual.name=docs/examples/my_scheme.py:fading
+python -m resjax.catalogue --check=docs/examples/my_scheme.py:fading
+python -m resjax.main --config=configs/smoke.py --config.residual.name=docs/examples/my_scheme.py:fading
 """
 
 from resjax.residual import CATALOGUE, Learned

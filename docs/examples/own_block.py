@@ -52,7 +52,9 @@ def of_linen(kind: str, key: jax.Array) -> nnx.Module:
 
 def train(scheme: str, make_branch, steps: int = 60) -> tuple[float, float]:
     """Loss before and after ``steps`` steps of Adam."""
-    stack = Stack(CATALOGUE[scheme], ("mixer", "mixer"), DEPTH, WIDTH, make_branch, NormDefaults(), Init(), key=jax.random.key(0))
+    stack = Stack(
+        CATALOGUE[scheme], ("mixer", "mixer"), DEPTH, WIDTH, make_branch, NormDefaults(), Init(), key=jax.random.key(0)
+    )
     graph, params = nnx.split(stack)
     optimizer = optax.adam(3e-3)
     state = optimizer.init(params)

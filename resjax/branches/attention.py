@@ -65,6 +65,8 @@ class Attention(nnx.Module):
         self.norm_q = Norm("rmsnorm", width // heads, norms) if qk_norm else None
         self.norm_k = Norm("rmsnorm", width // heads, norms) if qk_norm else None
 
+    views = True  # takes queries', keys' and values' inputs apart, too
+
     @property
     def slots(self) -> dict[str, tuple[int, ...]]:
         """The points and their feature shapes."""
@@ -118,9 +120,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, at: At = unchanged) -> jax.
     return jnp.concatenate([_attend_block(q, k, v, first, end) for first, end in pairwise(bounds)], axis=2)
 
 
-def _attend_block(
-    q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int, at: At = unchanged
-) -> jax.Array:
+def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int, at: At = unchanged) -> jax.Array:
     """The queries from ``first`` to before ``end``, on the keys before ``end``."""
     # float16 ends at 65,504: a score may pass that, and so may values summed over many keys before the division
     out = jnp.float32 if v.dtype == jnp.float16 else None

@@ -19,7 +19,9 @@ class FromLinen(nnx.Module):
         self.module = module
         variables = module.init(key, jax.numpy.zeros(like.shape, like.dtype))
         if extra := set(variables) - {"params"}:
-            raise ValueError(f"the Linen module {type(module).__name__} has {', '.join(sorted(extra))} beside its params")
+            raise ValueError(
+                f"the Linen module {type(module).__name__} has {', '.join(sorted(extra))} beside its params"
+            )
         leaves, self.structure = jax.tree.flatten(variables["params"])
         self.leaves = nnx.List([nnx.Param(leaf, role=("foreign",)) for leaf in leaves])
 

@@ -33,14 +33,18 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
             if field in MERGED:
                 mine = getattr(base, field)
                 if both := set(mine) & set(value):
-                    raise Refused(_clash(name, f"{field} of '{sorted(both)[0]}'", taken.get(field, base.name), other.name))
+                    raise Refused(
+                        _clash(name, f"{field} of '{sorted(both)[0]}'", taken.get(field, base.name), other.name)
+                    )
                 value = Frozen({**mine, **value})
             elif field in taken:
                 raise Refused(_clash(name, field, taken[field], other.name))
             changes[field] = value
             taken[field] = other.name
         try:
-            base = base.but(name=f"{base.name}+{other.name}", equation=f"{base.equation}; with {other.equation}", **changes)
+            base = base.but(
+                name=f"{base.name}+{other.name}", equation=f"{base.equation}; with {other.equation}", **changes
+            )
         except ValueError as error:
             raise Refused(f"residual.name is '{name}': {error}") from None
     return base

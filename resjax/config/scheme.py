@@ -104,7 +104,9 @@ def entry(name: str, form: str | None = None, streams: int | None = None, groups
     if form is not None:
         options = FORMS.get(base, {})
         if not options:
-            raise Refused(f"residual.form is '{form}', but '{base}' has one form only; these have more: {_with_forms()}")
+            raise Refused(
+                f"residual.form is '{form}', but '{base}' has one form only; these have more: {_with_forms()}"
+            )
         if form not in options:
             raise not_one_of(f"residual.form of '{base}'", form, options)
         made = options[form]

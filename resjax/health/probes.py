@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from resjax.health.record import FORWARD_PROBES
-from resjax.residual.precision import exact, rms, rounded
 from resjax.residual import Flow
+from resjax.residual.precision import exact, rms, rounded
 
 
 def lengths(x: jax.Array) -> jax.Array:

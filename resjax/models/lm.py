@@ -10,8 +10,8 @@ from resjax.block import Probes, measured
 from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
 from resjax.residual.connection import dropout
-from resjax.residual.parameters import kernel
 from resjax.residual.gains import LearnedGain
+from resjax.residual.parameters import kernel
 from resjax.residual.precision import exact, rms, wide
 from resjax.stack import Stack
 
@@ -83,7 +83,7 @@ class LM(nnx.Module):
         )
         self.final_norm = build_norm(scheme.final_norm, shape.width, shape.norms)
         gain = scheme.logit_gain
-        self.logit_gain = None if gain is None else LearnedGain(gain, shape.vocab, ends)
+        self.logit_gain = None if gain is None else LearnedGain(gain, shape.vocab, ends, shape.width)
 
     def _branch(self, kind: str, key: jax.Array) -> Branch:
         shape = self.shape

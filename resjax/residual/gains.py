@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod, sqrt
 from numbers import Real
 from typing import Any, Literal
 
@@ -29,12 +29,15 @@ class Learned:
         head); 'none' (no gain, the offset alone).
       offset: also learn what is added after the gain: a 'vector', a 'scalar' or 'none'. True and False are 'vector' and 'none'.
       through: a function of the stored parameter that gives the gain, such as its absolute value; None = the parameter itself.
+      root: the parameter is stored divided by the square root of the model's width, and multiplied back where it acts: an optimizer
+        whose steps have one size for all parameters moves it faster by that root (nGPT).
     """
 
     start: float | Rule = 1.0
     shape: Literal["scalar", "vector", "first", "none"] = "vector"
     offset: Literal["none", "scalar", "vector"] | bool = "none"
     through: Through | None = None
+    root: bool = False
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -84,9 +87,11 @@ class LearnedGain(nnx.Module):
     growing in bfloat16 once a term is below half a unit in its last place.
     """
 
-    def __init__(self, gain: Learned, features: int | tuple[int, ...], site: Site):
+    def __init__(self, gain: Learned, features: int | tuple[int, ...], site: Site, width: int | None = None):
         features = (features,) if isinstance(features, int) else features
         first = gain.start(site) if callable(gain.start) else gain.start
+        self.factor = sqrt(prod(features) if width is None else width) if gain.root else 1.0
+        first = first / self.factor
         shapes = {"none": None, "scalar": (), "vector": features, "first": features[:1] + (1,) * (len(features) - 1)}
         self.through = gain.through
         shape, offset = shapes[gain.shape], shapes[gain.offset]
@@ -97,6 +102,7 @@ class LearnedGain(nnx.Module):
         y = exact(x)
         if self.gain is not None:
             value = self.gain[...].astype(y.dtype)
+            value = value if self.factor == 1.0 else self.factor * value
             y = (value if self.through is None else self.through(value)) * y
         y = y if self.offset is None else y + self.offset[...].astype(y.dtype)
         return y.astype(x.dtype)
@@ -124,7 +130,7 @@ def checked(field: str, gain: Any) -> Gain | None:
 def show(gain: Gain | None) -> str:
     """The gain in an equation: its number, or what it is."""
     match gain:
-        case Learned(start, shape, offset, through):
+        case Learned(start, shape, offset, through, _):
             what = "learned offset" if shape == "none" else f"learned {shape} from {show(start)}"
             also = " with offset" if offset == "vector" else " with a scalar offset" if offset == "scalar" else ""
             return what + ("" if shape == "none" else also) + (f", through {named(through)}" if through else "")

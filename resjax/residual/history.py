@@ -58,7 +58,12 @@ def mixed(weights: jax.Array, buffer: jax.Array) -> jax.Array:
 
 def up_to(index: Any, rows: int) -> jax.Array:
     """Which rows there are at ``index``: 0 to index."""
-    return jnp.arange(rows) <= index
+    return jnp.arange(rows) <= jnp.asarray(index, jnp.int32)
+
+
+def at_row(index: Any, rows: int) -> jax.Array:
+    """1 at one row, 0 at the others; float32."""
+    return (jnp.arange(rows) == jnp.asarray(index, jnp.int32)).astype(jnp.float32)
 
 
 class DepthQuery(nnx.Module):
@@ -154,7 +159,9 @@ class BlockDepthAttentionSite(Carry):
         self.pick = DepthQuery(width, norms)
 
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
-        own = (site.s + self.length - 1) // self.length  # the own group's row from its second site on, else the row before
+        own = (
+            site.s + self.length - 1
+        ) // self.length  # the own group's row from its second site on, else the row before
         u = self.pick(stream, up_to(own, len(stream)))
         return u, u
 
@@ -184,10 +191,8 @@ class Rows(Carry):
 class Row(nnx.Module):
     """Weights of all rows, one-hot at row ``index`` at the start; those of later rows are never used."""
 
-    def __init__(self, rows: int, index: Any, start: str = "last"):
-        here = jnp.arange(rows)
-        first = {"last": here == index, "all": here <= index, "none": here < 0}[start]
-        self.weights = constant(first.astype(jnp.float32), (rows,), "mixer_static")
+    def __init__(self, rows: int, index: Any):
+        self.weights = constant(at_row(index, rows), (rows,), "mixer_static")
 
     def __call__(self, buffer: jax.Array, index: Any) -> jax.Array:
         return mixed(jnp.where(up_to(index, len(buffer)), self.weights[...], 0.0), buffer)
@@ -223,7 +228,7 @@ class DenseBlock(Rows):
         self.row = Row(site.M + 1, site.s)
 
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
-        weights = jnp.where(site.s == 0, jnp.arange(len(stream)) == 0, self.row.weights[...])
+        weights = jnp.where(site.s == 0, at_row(0, len(stream)), self.row.weights[...])
         return mixed(jnp.where(up_to(site.s, len(stream)), weights, 0.0), stream), None
 
 
@@ -285,9 +290,9 @@ class LadderBlock(Rows):
         self.weight = constant(1.0, (), "mixer_static")
 
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
-        rows, block = jnp.arange(len(stream)), site.s
-        mirror = (rows == site.M - block) & (block >= site.M - site.M // 2)
-        return mixed((rows == block) + jnp.where(mirror, self.weight[...], 0.0), stream), None
+        rows, block = len(stream), site.s
+        upper = jnp.where(block >= site.M - site.M // 2, self.weight[...], 0.0)
+        return mixed(at_row(block, rows) + upper * at_row(site.M - block, rows), stream), None
 
 
 @dataclass(frozen=True)
@@ -356,8 +361,7 @@ class MuddBlock(Rows):
         self.norm = Norm("rmsnorm", width, NormDefaults("rmsnorm", norms.eps, gain=False))
         self.inner = kernel(key, width, hidden, "mixer_dynamic")
         self.outer = constant(0.0, (hidden, len(names) * rows), "mixer_dynamic")
-        first = jnp.where((jnp.arange(rows) == index) & (not ppn), 1.0, 0.0)
-        self.static = constant(first, (len(names), rows), "mixer_static")
+        self.static = constant(0.0 if ppn else at_row(index, rows), (len(names), rows), "mixer_static")
         # the norms of the ppn form: one on what is mixed, one on what is added to the skip, which starts small
         self.small = constant(1e-3, (width,), "norm_scale") if ppn else None
 

@@ -55,7 +55,7 @@ class InsideSite(nnx.Module):
     def __init__(self, spec: Inside, shape: Shape, width: int, site: Site, norms: NormDefaults):
         self.whole, self.axes = spec.whole, len(shape)
         self.norm = build_norm(spec.norm, prod(shape) if spec.whole else shape[-1], norms)
-        self.gain = LearnedGain(spec.gain, shape, site) if isinstance(spec.gain, Learned) else None
+        self.gain = LearnedGain(spec.gain, shape, site, width) if isinstance(spec.gain, Learned) else None
         factor = 1.0 if spec.times is None else spec.times(shape, width)
         self.times = factor if isinstance(spec.gain, Learned) else factor * spec.gain
 
@@ -171,7 +171,9 @@ class Points(nnx.Module):
         self.gain_of = {name: spec.gain_of or name for name, spec in inside.items()}
         self.inside = nnx.Dict(
             {
-                name: ShapedSite(slots[name]) if isinstance(one, Shaped) else InsideSite(one, slots[name], width, site, norms)
+                name: ShapedSite(slots[name])
+                if isinstance(one, Shaped)
+                else InsideSite(one, slots[name], width, site, norms)
                 for name, one in inside.items()
             }
         )

@@ -34,9 +34,7 @@ class One(Carry):
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
         return stream, None
 
-    def write(
-        self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around
-    ) -> tuple[jax.Array, Flow]:
+    def write(self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around) -> tuple[jax.Array, Flow]:
         base = stream if around.base is None else around.base
         entry = None if around.entry is None else around.gain("entry", around.entry)
         kept = total(around.gain("skip", base), entry)

@@ -12,9 +12,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from resjax.calibrate import calibrate
 from resjax.config.scheme import scheme as scheme_of
 from resjax.models.lm import LM, Shape
-from resjax.calibrate import calibrate
 from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
 from resjax.train import optimizer as optimizers
@@ -97,9 +97,7 @@ def assemble(config: Any, vocab: int) -> Parts:
 
     abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
     graphdef, params = nnx.split(abstract_model)
-    optimizer = optimizers.build(
-        config.optimizer, config.train.steps, params, scheme.optim, config.model.depth
-    )
+    optimizer = optimizers.build(config.optimizer, config.train.steps, params, scheme.optim, config.model.depth)
     abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
     recipe = Recipe(
         accumulate=config.train.accumulate,

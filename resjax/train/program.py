@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from resjax.block import STREAM
 from resjax.data import Pipeline
 from resjax.scale.mesh import by_rows, replicated
 from resjax.scale.program import stream_dtype
-from resjax.block import STREAM
 from resjax.train.assemble import Parts
 from resjax.train.signals import Signals
 from resjax.train.state import TrainState

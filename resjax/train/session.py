@@ -132,10 +132,7 @@ def parameters(config: Any) -> int:
     rows = listing(parts.abstract.params, parts.scheme.optim, config.model.depth)
     table = [
         ("path", "role", "shape", "decays", "rate", "eps", "clip"),
-        *(
-            (r.path, r.role, str(r.shape), str(r.decayed), f"{r.lr:g}", f"{r.eps:g}", f"{r.clip or '-'}")
-            for r in rows
-        ),
+        *((r.path, r.role, str(r.shape), str(r.decayed), f"{r.lr:g}", f"{r.eps:g}", f"{r.clip or '-'}") for r in rows),
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -159,13 +159,17 @@ KEEL = (
     .but(Where("attention", FIRST), skip=1.0, norm_after=None)
     .but(Where("mlp", FIRST), skip=1.0)
 )
-SPAN_NORM = POST_LN.but(
-    name="span_norm",
-    equation="y = N(H + Attn(H)), H' = N(H + F(y)): the second skip spans the block; the first attention reads N(H)",
-    paper="SpanNorm 2026, 2601.22580",
-    unverified="equations from a third party's port; the paper's depth-dependent initialisation is unknown and left out",
-).but(MLP, entry=1.0, skip=0.0).but(Where("attention", FIRST), norm_in="norm")
-TURNED = Inside(norm="unit", gain=Learned(1.0, "vector"), times=head_size)
+SPAN_NORM = (
+    POST_LN.but(
+        name="span_norm",
+        equation="y = N(H + Attn(H)), H' = N(H + F(y)): the second skip spans the block; the first attention reads N(H)",
+        paper="SpanNorm 2026, 2601.22580",
+        unverified="equations from a third party's port; the paper's depth-dependent initialisation is unknown and left out",
+    )
+    .but(MLP, entry=1.0, skip=0.0)
+    .but(Where("attention", FIRST), norm_in="norm")
+)
+TURNED = Inside(norm="unit", gain=Learned(1.0, "vector", root=True), times=head_size)
 NGPT = Scheme(
     name="ngpt",
     equation="H' = unit(H + |a| (unit(F(H)) - H)); unit queries and keys with a gain, softmax times sqrt(head size); weights of norm 1",
@@ -179,7 +183,7 @@ NGPT = Scheme(
             "fc_in": Inside(gain=Learned(1.0, "vector"), times=sqrt_width),
         }
     ),
-    logit_gain=Learned(1.0, "vector"),
+    logit_gain=Learned(1.0, "vector", root=True),
     optim=Frozen(dict.fromkeys((*MATRICES, "head"), OptRule(decay=False))),
     project=Frozen(dict.fromkeys(("emb", "head", "q", "k", "v", "fc_in"), "in") | {"write": "out"}),
 )

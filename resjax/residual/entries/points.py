@@ -40,7 +40,7 @@ FORMS: dict[str, dict[str, Scheme]] = {
             share=Frozen({"v": First(Learned(0.5, "scalar"), Learned(0.5, "scalar"))}),
         ),
         "svformer": VALUE_RESIDUAL.but(
-            equation="Pre-LN, with the first block's values in all blocks; a final norm",
+            equation="Pre-LN, with the first block's values in all blocks (the value matrices of the others stand unused); a final norm",
             share=Frozen({"v": First(1.0, 0.0)}),
         ),
     }
