@@ -53,7 +53,8 @@ class Block(nnx.Module):
 
     def __call__(self, stream: Any, layer: Layer, context: Context) -> tuple[Any, Side, Probes]:
         """The stream after the block, what it hands to others, and what was measured: (sites,) a site probe, scalars for the block."""
-        entry, handed, rows = stream, {}, []
+        handed: Side = {}
+        entry, rows = stream, []
         for unit in range(self.units):
             update, memo, given, seen = self.produce(unit, stream, layer, context)
             stream, probes = self.write(unit, stream, memo, update, entry, layer, context)
@@ -74,7 +75,8 @@ class Block(nnx.Module):
         read, memo = self.outer.read(stream, whole(places))
         views = {name: x for name, x in read.items() if name != "r"} if isinstance(read, dict) else None
         inner = entry = read["r"] if isinstance(read, dict) else read
-        handed, rows = {}, []
+        handed: Side = {}
+        rows = []
         for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
             given_views = views if i == 0 else None  # the first sub-layer, attention, reads the views
             update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views)
@@ -136,7 +138,8 @@ def watched(x: Any, unit: int, layer: Layer, context: Context) -> Any:
     x = checkpoint_name(x, STREAM)
     if layer.taps is None:
         return x
-    return jax.tree.map(lambda part: tap(part, layer.taps[unit], jnp.asarray(context.on)), x)
+    number = layer.taps[unit]
+    return jax.tree.map(lambda part: tap(part, number, jnp.asarray(context.on)), x)
 
 
 def stacked(rows: list[Probes]) -> Probes:

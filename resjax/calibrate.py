@@ -9,7 +9,6 @@ and the pass goes on with the gains as they are being set. In float32, without d
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from resjax.block import Block
 from resjax.residual import Context
@@ -30,6 +29,7 @@ def calibrate(stack: Stack, embedded: jax.Array) -> Stack:
             for i, (connection, site) in enumerate(zip(block.sites, block.places(index), strict=True)):
                 update, memo, _ = connection.produce(stream, site, numbers[i], context)
                 gain = connection.gains["skip"].gain
+                assert gain is not None
                 gain[...] = jnp.full(gain.shape, root)
                 omegas.append(root)
                 root = jnp.sqrt(jnp.var(root * stream) + jnp.var(update))
@@ -46,5 +46,6 @@ def calibrate(stack: Stack, embedded: jax.Array) -> Stack:
 def fill(blocks: Block, omegas: list[jax.Array]) -> None:
     """Write one number a block into the skip gains of each site."""
     for connection, numbers in zip(blocks.sites, omegas, strict=True):
-        gain: nnx.Variable = connection.gains["skip"].gain
+        gain = connection.gains["skip"].gain
+        assert gain is not None
         gain[...] = jnp.broadcast_to(numbers[:, None], gain.shape)

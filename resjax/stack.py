@@ -22,7 +22,7 @@ from resjax.residual import (
     evaluate,
     start,
 )
-from resjax.residual.inside import Chain, First
+from resjax.residual.inside import Chain, First, Side
 from resjax.residual.parameters import is_variable
 from resjax.residual.scheme import GAINS
 from resjax.undo import undoing_scan
@@ -156,7 +156,8 @@ class Stack(nnx.Module):
 
         Site probes are (depth, sites), block probes (depth,).
         """
-        stream, side, probes = self.carry.open(self.ends, embedded, self.units), {}, []
+        side: Side = {}
+        stream, probes = self.carry.open(self.ends, embedded, self.units), []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
             taps = None if context.taps is None else context.taps[here]

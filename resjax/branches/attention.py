@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,9 @@ At = Callable[[str, jax.Array], jax.Array]
 class Attention(nnx.Module):
     """Causal multi-head softmax attention.
 
-    Points at which a scheme may act: 'q', 'k', 'v' (B, T, H, C) after the projections; 'q_turned', 'k_turned' (B, T, H, C) after the model's
-    own query and key norms and rotary positions; 'scores' (B, H, T, T) scaled, before the mask; 'heads' (B, T, H, C) mixed values;
-    'pre_o' (B, T, D) the same, joined, before the output matrix.
+    Points at which a scheme may act: 'q', 'k', 'v' (B, T, H, C) after the projections; 'q_turned', 'k_turned' (B, T, H, C) after
+    the model's own query and key norms and rotary positions; 'scores' (B, H, T, T) scaled, before the mask; 'heads' (B, T, H, C)
+    mixed values; 'pre_o' (B, T, D) the same, joined, before the output matrix.
 
     Args:
       width: D, of the stream.
@@ -91,7 +92,7 @@ class Attention(nnx.Module):
     def _project(self, x: jax.Array | dict[str, jax.Array]) -> list[jax.Array]:
         """Queries, keys and values, (B, T, H, C) each."""
         if isinstance(x, dict):
-            maps = [self.qkv.part(i) for i in range(3)] if self.fused else [self.q, self.k, self.v]
+            maps: list[Any] = [self.qkv.part(i) for i in range(3)] if self.fused else [self.q, self.k, self.v]
             parts = [linear(x[name]) for name, linear in zip("qkv", maps, strict=True)]
         elif self.fused:
             qkv = self.qkv(x)

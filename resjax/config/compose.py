@@ -1,6 +1,7 @@
 """What does ``post_ln+prores`` mean? One scheme as the base, and what others add to it."""
 
 from dataclasses import fields
+from typing import Any
 
 from resjax.errors import Refused
 from resjax.residual import CATALOGUE, Frozen, Scheme
@@ -28,7 +29,7 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
             )
         if not own:
             raise Refused(f"residual.name is '{name}', but '{other.name}' adds nothing to '{base.name}'")
-        changes = {}
+        changes: dict[str, Any] = {}
         for field, value in own.items():
             if field in MERGED:
                 mine = getattr(base, field)
@@ -50,7 +51,7 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
     return base
 
 
-def _own(scheme: Scheme) -> dict[str, object]:
+def _own(scheme: Scheme) -> dict[str, Any]:
     """What a scheme sets differently from Pre-LN."""
     names = [field.name for field in fields(Scheme) if field.name not in DOCUMENTATION]
     return {name: getattr(scheme, name) for name in names if getattr(scheme, name) != getattr(PLAIN_BASE, name)}

@@ -320,10 +320,10 @@ def _try(rule: Any, site: Site, what: str, name: str, start: bool) -> None:
 def _resolved(made: Scheme, config: ConfigDict) -> Iterator[tuple[Scheme, Site]]:
     """The scheme at the first block of each run, with the site."""
     kinds, depth = KINDS[config.model.family], config.model.depth
+    sites = made.sites(kinds)
     for run in made.runs(kinds, depth):
-        kinds = made.sites(KINDS[config.model.family])
         for pos, resolved in enumerate(run.sites):
-            yield resolved, Site(kinds[pos], pos, len(kinds), depth, run.first)
+            yield resolved, Site(sites[pos], pos, len(sites), depth, run.first)
 
 
 def _rule(gain: Gain | None) -> Any:

@@ -61,8 +61,11 @@ class Around(NamedTuple):
 class Carry(nnx.Module):
     """One site's part of a carry, with its parameters."""
 
-    def read(self, stream: Any, site: Site) -> tuple[jax.Array, Any]:
-        """The branch's input, and what ``write`` wants to know of how it was read."""
+    def read(self, stream: Any, site: Site) -> tuple[Any, Any]:
+        """The branch's input, and what ``write`` wants to know of how it was read.
+
+        One array; an outer carry with ``views`` gives a dict of the skip 'r' and the views.
+        """
         raise NotImplementedError
 
     def write(self, stream: Any, memo: Any, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:

@@ -29,7 +29,7 @@ class Branch(Protocol):
     takes a dict of views 'q', 'k', 'v' as its input says so by ``views``.
     """
 
-    def __call__(self, x: jax.Array) -> jax.Array: ...
+    def __call__(self, x: Any) -> jax.Array: ...
 
 
 Measure = Callable[[Flow], dict[str, jax.Array]]
@@ -134,8 +134,9 @@ class Connection(nnx.Module):
             return jnp.zeros_like(x, context.compute) if amplified is None else amplified
 
         x = enter(read, None) if views is None else {view: enter(x, view) for view, x in views.items()}
+        handed: Side = {}
         if self.points is None:
-            y, handed = self.branch(x), {}
+            y = self.branch(x)
         else:
             at, handed = self.points.on(context.side)
             y = self.branch(x, at)  # type: ignore[call-arg]
@@ -171,7 +172,9 @@ class Connection(nnx.Module):
         return self.carry.write(stream, memo, update, Around(gain, norm, entry, site, coin, normed))
 
     def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
-        module = self.norm_in if view is None or self.norm_in is None else self.norm_in[view]
+        module: Any = self.norm_in
+        if view is not None and module is not None:
+            module = module[view]
         return x if module is None else module(x, dtype)
 
     def _amplify(

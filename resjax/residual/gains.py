@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ class LearnedGain(nnx.Module):
         first = first / self.factor
         shapes = {"none": None, "scalar": (), "vector": features, "first": features[:1] + (1,) * (len(features) - 1)}
         self.through = gain.through
-        shape, offset = shapes[gain.shape], shapes[gain.offset]
+        shape, offset = shapes[gain.shape], shapes[str(gain.offset)]
         self.gain = None if shape is None else constant(first, shape, "gain")
         self.offset = None if offset is None else constant(0.0, offset, "gain_offset")
 
@@ -108,7 +108,7 @@ class LearnedGain(nnx.Module):
         return y.astype(x.dtype)
 
 
-def is_rule(gain: Any) -> bool:
+def is_rule(gain: Any) -> TypeGuard[Rule]:
     return callable(gain) and not isinstance(gain, Learned | Knob)
 
 

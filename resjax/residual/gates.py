@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import NormDefaults
 from resjax.residual.parameters import constant, kernel, orthonormal
-from resjax.residual.precision import exact, total
+from resjax.residual.precision import exact, plus
 from resjax.residual.site import Site
 from resjax.residual.streams import One, OneStream, scaled
 
@@ -199,8 +199,8 @@ class LowRankSite(One):
     def write(self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         wide = exact(stream)
         low = matmul(matmul(wide, self.down), self.up).astype(stream.dtype)
-        kept = total(around.gain("skip", stream), low)
-        after = total(kept, update)
+        kept = plus(low, around.gain("skip", stream))
+        after = plus(kept, update)
         return after, Flow(stream, after, kept, update, stream, kept)
 
 
@@ -224,5 +224,5 @@ class WeightedSite(One):
     def write(self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         a, b = 2.0 * jax.nn.softmax(self.logits[...])
         kept, added = scaled(b, stream), None if update is None else scaled(a, update)
-        after = total(kept, added)
+        after = plus(kept, added)
         return after, Flow(stream, after, kept, added, stream, kept)

@@ -15,7 +15,7 @@ from flax import nnx
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import Norm, NormDefaults
 from resjax.residual.parameters import constant, kernel
-from resjax.residual.precision import exact, total
+from resjax.residual.precision import exact, plus
 from resjax.residual.site import Site
 
 
@@ -49,10 +49,8 @@ def mixed(weights: jax.Array, buffer: jax.Array) -> jax.Array:
     """``sum_j w_j v_j`` over the rows, in float32 or better; weights (rows,) or (rows, batch, ...)."""
     wide = exact(buffer)
     weights = weights.astype(wide.dtype)
-    if weights.ndim == 1:
-        out = jnp.tensordot(weights, wide, 1)
-    else:
-        out = jnp.sum(weights[..., None] * wide, axis=0)  # a product by tokens would transpose the buffer
+    # a weight a token is no matrix product: that would transpose the buffer
+    out = jnp.tensordot(weights, wide, 1) if weights.ndim == 1 else jnp.sum(weights[..., None] * wide, axis=0)
     return out.astype(buffer.dtype)
 
 
@@ -120,7 +118,7 @@ class DepthAttentionSite(Carry):
         update = jnp.zeros_like(memo) if update is None else update
         return push(stream, update, around.site.s + 1), Flow(memo, memo, None, update, memo, memo)
 
-    def undo(self, stream: jax.Array, update: jax.Array, site: Site) -> jax.Array:
+    def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
         return stream
 
 
@@ -169,9 +167,7 @@ class BlockDepthAttentionSite(Carry):
         if update is not None:
             row = around.site.s // self.length + 1
             so_far = jax.lax.dynamic_index_in_dim(stream, row, 0, keepdims=False)
-            joined = total(so_far, update)
-            assert joined is not None
-            stream = jax.lax.dynamic_update_index_in_dim(stream, joined, row, 0)
+            stream = jax.lax.dynamic_update_index_in_dim(stream, plus(so_far, update), row, 0)
         return stream, Flow(memo, memo, None, update, memo, memo)
 
 
@@ -184,7 +180,7 @@ class Rows(Carry):
     def write(self, stream: jax.Array, memo: Any, update: Any, around: Around) -> tuple[Any, Flow]:
         return push(stream, update, around.site.s + 1), Flow(update, update, None, update, update, update)
 
-    def undo(self, stream: jax.Array, update: jax.Array, site: Site) -> jax.Array:
+    def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
         return stream
 
 

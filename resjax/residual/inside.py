@@ -86,7 +86,7 @@ class ShapedSite(nnx.Module):
         self.gain = None
         self.alpha, self.beta, self.gamma = (constant(1.0, (shape[0], 1), "gain") for _ in range(3))
 
-    def __call__(self, x: jax.Array, gain: None, seen: Mapping[str, jax.Array]) -> jax.Array:
+    def __call__(self, x: jax.Array, gain: LearnedGain | None, seen: Mapping[str, jax.Array]) -> jax.Array:
         v, mixed = exact(seen["v"]), exact(x)  # (B, T, H, C)
         count = jnp.arange(1, v.shape[1] + 1, dtype=v.dtype).reshape(-1, 1, 1)
         mean = jnp.cumsum(v, axis=1) / count
@@ -143,10 +143,12 @@ class Sharing(nnx.Module):
                 first, *more = [term for term in terms if term is not None]
                 return first + more[0] if more else first
             case Chain():
+                assert other is not None
                 return x + other
         return x
 
-    def _times(self, name: str, gain: float | Learned, x: jax.Array) -> jax.Array | None:
+    def _times(self, name: str, gain: float | Learned, x: jax.Array | None) -> jax.Array | None:
+        assert x is not None, "the first block hands nothing on"
         if isinstance(gain, Learned):
             return self.gains[name](x)
         return None if gain == 0.0 else x if gain == 1.0 else jnp.asarray(gain, x.dtype) * x

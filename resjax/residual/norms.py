@@ -65,10 +65,9 @@ class Norm(nnx.Module):
                 y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
             case "unit":
                 y = y * jax.lax.rsqrt(jnp.sum(jnp.square(y), axis=-1, keepdims=True) + self.eps**2)
-            case "dyt":
-                y = jnp.tanh(self.steepness[...].astype(y.dtype) * y)
-            case "derf":
-                y = jax.lax.erf(self.steepness[...].astype(y.dtype) * y + self.shift[...].astype(y.dtype))
+        if self.steepness is not None:
+            y = self.steepness[...].astype(y.dtype) * y
+            y = jnp.tanh(y) if self.shift is None else jax.lax.erf(y + self.shift[...].astype(y.dtype))
         if self.gain is not None:
             gain = self.gain[...].astype(y.dtype)
             y = y * (1.0 + gain if self.kind == "zero_centred" else gain)

@@ -29,6 +29,13 @@ def total(*terms: jax.Array | None) -> jax.Array | None:
     return result
 
 
+def plus(first: jax.Array, *more: jax.Array | None) -> jax.Array:
+    """:func:`total` where at least the first term is there."""
+    result = total(first, *more)
+    assert result is not None
+    return result
+
+
 def wide(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     """``dtype``, but at least float32: for sums over many terms, those of a gradient included."""
     return jnp.dtype(dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32)

@@ -7,7 +7,7 @@ import jax
 
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import NormDefaults
-from resjax.residual.precision import exact, total
+from resjax.residual.precision import exact, plus
 from resjax.residual.site import Site
 
 
@@ -44,11 +44,11 @@ class PairSite(Carry):
     def write(self, stream: Any, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         half = around.site.pos % 2
         kept = stream[half]
-        after = total(kept, update)
+        after = plus(kept, update)
         pair = (after, stream[1]) if half == 0 else (stream[0], after)
         return pair, Flow(kept, after, kept, update, stream[1 - half], kept)
 
     def undo(self, stream: Any, update: jax.Array | None, site: Site) -> Any:
         half = site.pos % 2
-        before = stream[half] if update is None else total(stream[half], -update)
+        before = plus(stream[half], None if update is None else -update)
         return (before, stream[1]) if half == 0 else (stream[0], before)

@@ -14,9 +14,10 @@ class InitRule:
 
     Attributes:
       gain: factor on the standard deviation (never on the variance); a number or a rule of the site.
-      family: 'base' keeps the run's own initialisation (with its factor for matrices that write to the stream); 'unscaled' keeps
-        it without that factor; 'fan_in' replaces it by 1 / sqrt(fan_in), 'xavier' replaces it by sqrt(2 / (fan_in + fan_out)), the fans being those of the single matrix
-        also where it is stored fused; 'identity' is ``gain`` times the identity (ones on the diagonal of a kernel in -> out).
+      family: 'base' keeps the run's own initialisation, with its factor for matrices that write to the stream; 'unscaled' keeps it
+        without that factor; 'fan_in' replaces it by 1 / sqrt(fan_in), 'xavier' by sqrt(2 / (fan_in + fan_out)), the fans being
+        those of the single matrix also where it is stored fused; 'identity' is ``gain`` times the identity (ones on the diagonal
+        of a kernel in -> out).
     """
 
     gain: float | Rule = 1.0

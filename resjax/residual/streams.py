@@ -13,7 +13,7 @@ from flax import nnx
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import Norm, NormDefaults, build_norm
 from resjax.residual.parameters import constant, drawn, kernel
-from resjax.residual.precision import exact, total
+from resjax.residual.precision import exact, plus, total
 from resjax.residual.site import Site
 
 
@@ -66,7 +66,7 @@ class Dual(CarrySpec):
 
     def close(self, ends: Any, stream: Any) -> jax.Array:
         post, dual = stream
-        return total(scaled(self.alpha, post), dual if ends is None else ends(dual))
+        return plus(scaled(self.alpha, post), dual if ends is None else ends(dual))
 
 
 class DualSite(Carry):
@@ -78,8 +78,8 @@ class DualSite(Carry):
 
     def write(self, stream: Any, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         post, dual = stream
-        after = around.norm("norm_after", total(post, update))
-        dual = dual if update is None else total(dual, scaled(self.spec.share, update))
+        after = around.norm("norm_after", plus(post, update))
+        dual = dual if update is None else plus(dual, scaled(self.spec.share, update))
         return (after, dual), Flow(post, after, post, update, post, post)
 
 
@@ -105,7 +105,7 @@ class Siamese(CarrySpec):
 
     def close(self, ends: Any, stream: Any) -> jax.Array:
         post, pre = stream
-        return total(post, pre if ends is None else ends(pre))
+        return plus(post, pre if ends is None else ends(pre))
 
 
 class SiameseSite(Carry):
@@ -114,14 +114,14 @@ class SiameseSite(Carry):
 
     def read(self, stream: Any, site: Site) -> tuple[jax.Array, None]:
         post, pre = stream
-        return total(post, pre if self.norm_pre is None else self.norm_pre(pre)), None
+        return plus(post, pre if self.norm_pre is None else self.norm_pre(pre)), None
 
     def write(self, stream: Any, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         post, pre = stream
         share = None if update is None else scaled(1.0 / jnp.sqrt(jnp.float32(around.site.l + 1)), update)
         read, _ = self.read(stream, around.site)
-        after = around.norm("norm_after", total(post, share))
-        return (after, total(pre, update)), Flow(post, after, post, share, read, post)
+        after = around.norm("norm_after", plus(post, share))
+        return (after, plus(pre, update)), Flow(post, after, post, share, read, post)
 
 
 # ---- n streams, mixed at every site:  u = sum_i r_i S_i,   S'_i = sum_j A_ij S_j + b_i y
@@ -179,7 +179,7 @@ class Mixed(Carry):
         if update is None:
             return kept, Flow(before, self.view(kept), kept, None, before, kept)
         added = scaled(broadcast(b, stream, 1), update)
-        after = total(kept, added)
+        after = plus(kept, added)
         return after, Flow(before, self.view(after), kept, added, before, kept)
 
     def view(self, streams: jax.Array) -> jax.Array:
@@ -357,7 +357,7 @@ class FractionsSite(Carry):
         if update is not None:
             each = jnp.repeat(self.spread[...], update.shape[-1] // self.m)
             added = scaled(each, update)
-        after = total(kept, added)
+        after = plus(kept, added)
         return after, Flow(stream, after, kept, added, stream, kept)
 
     def _mixed(self, matrix: jax.Array, stream: jax.Array) -> jax.Array:

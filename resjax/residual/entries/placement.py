@@ -142,7 +142,7 @@ SIAMESE_NORM = Scheme(
     name="siamese_norm",
     equation="y = F(N(X + N_Y(Y))); X' = N_X(X + y / sqrt(l + 1)), Y' = Y + y; at the top X + N(Y)",
     paper="SiameseNorm 2026, 2602.08064",
-    unverified="read from a secondary source; whether l counts from 0 or 1, blocks or sites (here blocks from 1); its attention norms are left out",
+    unverified="read from a secondary source; whether l counts blocks or sites, from 0 or 1 (here blocks from 1)",
     norm_in="norm",
     norm_after="norm",
     carry=Siamese(),

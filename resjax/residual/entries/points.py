@@ -22,7 +22,7 @@ IDENTITY = InitRule(family="identity")
 SHAPED_SKIPLESS = (
     PRE_LN.but(
         name="shaped_skipless",
-        equation="attention: H' = F(N(H)), no skip, a head being alpha v + beta softmax v - gamma mean v; feed-forward: H' = a H + b F(N(H))",
+        equation="attention: H' = F(N(H)), a head alpha v + beta softmax v - gamma mean v; feed-forward: H' = a H + b F(N(H))",
         paper="SAS: He et al. 2023, 2302.10322; He and Hofmann 2023, 2311.01906; queries start at 0, a and b at 1 and 0.1, a final norm",
         unverified="the authors remove value and output matrices of attention; here they start as the identity and are trained",
         inside=Frozen({"heads": Shaped()}),

@@ -69,7 +69,7 @@ MUDDFORMER = PRE_LN.but(
 )
 ATTNRES = Scheme(
     name="attnres",
-    equation="u_s = sum_{j<s} softmax_j(<w_s, rms(v_j)>) v_j, v_s = F(N(u_s)), v_0 = e; no other skip; one more read at the top; a final norm",
+    equation="u_s = sum_{j<s} softmax_j(<w_s, rms(v_j)>) v_j, v_s = F(N(u_s)), v_0 = e; one more read at the top; a final norm",
     paper="Attention Residuals: Kimi team 2026, 2603.15031",
     norm_in="norm",
     final_norm="norm",
@@ -77,7 +77,7 @@ ATTNRES = Scheme(
 )
 DEEP_CROSS_ATTENTION = PRE_LN.but(
     name="deep_cross_attention",
-    equation="queries, keys, values and skip of a block: sum_j (b_j + relu(<w, v_j>)) v_j over what earlier blocks added, v_0 = e; a final norm",
+    equation="queries, keys, values, skip of a block: sum_j (b_j + relu(<w, v_j>)) v_j over earlier updates, v_0 = e; a final norm",
     paper="DeepCrossAttention: Heddes et al. 2025, 2502.06785",
     unverified="read from a secondary source and a port; that the skip is a sum of its own too is our reading",
     outer=DepthCross(),
