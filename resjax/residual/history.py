@@ -46,12 +46,13 @@ def opened(embedded: jax.Array, rows: int) -> jax.Array:
 
 
 def mixed(weights: jax.Array, buffer: jax.Array) -> jax.Array:
-    """``sum_j w_j v_j`` over the rows, in float32 or better; weights (rows,) or (rows, batch, ...)."""
+    """``sum_j w_j v_j`` over the rows, in float32 or better; weights (rows,) or (rows, batch, ...).
+
+    A product and a sum, which compile to one loop; as a matrix product its gradient would hold another copy of the buffer.
+    """
     wide = exact(buffer)
-    weights = weights.astype(wide.dtype)
-    # a weight a token is no matrix product: that would transpose the buffer
-    out = jnp.tensordot(weights, wide, 1) if weights.ndim == 1 else jnp.sum(weights[..., None] * wide, axis=0)
-    return out.astype(buffer.dtype)
+    weights = weights.reshape(*weights.shape, *(1,) * (wide.ndim - weights.ndim)).astype(wide.dtype)
+    return jnp.sum(weights * wide, axis=0).astype(buffer.dtype)
 
 
 def up_to(index: Any, rows: int) -> jax.Array:
