@@ -1,6 +1,7 @@
 """How does a config become the parts of a run: model, optimizer, step? Nothing here reads or writes a file."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ class Parts:
       remat: the checkpoint policy that 'auto' stood for.
       compute, stream: dtypes of the branches and of the stream.
       vocab: tokens that the model knows.
+      knobs: values of the scheme's knobs by name; a scheme has some only where a program varies them (numbers.py).
     """
 
     config: Any
@@ -54,12 +56,15 @@ class Parts:
     compute: str
     stream: str
     vocab: int
+    knobs: Mapping[str, Any] = field(default_factory=dict)
 
     def initial(self) -> TrainState:
         """The state before the first step; a function of the config alone, whatever the devices."""
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
-        quick = QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
-        return jax.jit(lambda: _initial(self.config, self.scheme, self.shape, self.optimizer), compiler_options=quick)()
+        return jax.jit(lambda: self.start(), compiler_options=quick_start(self.abstract.params))()
+
+    def start(self) -> TrainState:
+        """:meth:`initial` as a function to be compiled."""
+        return _initial(self.config, self.scheme, self.shape, self.optimizer)
 
     def key(self) -> jax.Array:
         """The random key of the run's steps."""
@@ -74,9 +79,12 @@ class Parts:
         return model_shape(self.config, self.vocab, self.remat, self.stream)
 
 
-def assemble(config: Any, vocab: int) -> Parts:
-    """All parts of the run that ``config`` (validated and resolved) describes, on data with ``vocab`` tokens."""
-    scheme = scheme_of(config)
+def assemble(config: Any, vocab: int, scheme: Scheme | None = None) -> Parts:
+    """All parts of the run that ``config`` (validated and resolved) describes, on data with ``vocab`` tokens.
+
+    ``scheme`` stands in the place of the one that ``config`` names, if given.
+    """
+    scheme = scheme or scheme_of(config)
     compute, stream = config.precision.compute, config.precision.stream
     vocab = config.model.vocab or vocab
     rows = config.data.batch // config.train.accumulate
@@ -86,7 +94,7 @@ def assemble(config: Any, vocab: int) -> Parts:
 
     abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
     graphdef, params = nnx.split(abstract_model)
-    optimizer = optimizers.build(config.optimizer, config.train.steps, params, scheme.optim)
+    optimizer, rate = update_rule(config, scheme, params)
     abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
     recipe = Recipe(
         accumulate=config.train.accumulate,
@@ -99,8 +107,20 @@ def assemble(config: Any, vocab: int) -> Parts:
         backward="backward" in config.health.groups,
         moved=config.precision.param != "float32" and bool(config.health.groups),
     )
-    rate = schedule(config.optimizer.schedule, config.optimizer.lr, config.optimizer.warmup, config.train.steps)
     return Parts(config, scheme, graphdef, abstract, optimizer, rate, recipe, mesh, remat, compute, stream, vocab)
+
+
+def update_rule(config: Any, scheme: Scheme, params: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimizer and its learning rate by step; ``params`` may be abstract."""
+    section, steps = config.optimizer, config.train.steps
+    rate = schedule(section.schedule, section.lr, section.warmup, steps)
+    return optimizers.build(section, steps, params, scheme.optim), rate
+
+
+def quick_start(params: Any) -> dict[str, Any] | None:
+    """Compiler options for the program that draws the weights."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
 
 
 def model_shape(config: Any, vocab: int, remat: str, stream: str) -> Shape:
