@@ -7,7 +7,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from resjax.errors import Refused, nearest
@@ -81,14 +81,14 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, st
     return others, pairs
 
 
-def refuse_unknown(words: Sequence[str]) -> None:
+def refuse_unknown(words: Sequence[str], options: Sequence[str] = OPTIONS) -> None:
     """Refuse words that are no option of the command, with what was probably meant."""
     for word in words:
         name, equals, value = word.lstrip("-").partition("=")
         tail = f"={value}" if equals else ""
         if not word.startswith("-"):
             hint = f"; did you mean --config={word}?" if word.partition(":")[0].endswith(".py") else ""
-        elif close := nearest(name, OPTIONS):
+        elif close := nearest(name, options):
             hint = close.replace("'", "--", 1).replace("'", tail, 1)
         else:
             from resjax.config.schema import FIELDS, SECTIONS
@@ -100,42 +100,55 @@ def refuse_unknown(words: Sequence[str]) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    if words is None:
+        listen()
+    return answer(lambda: _train(sys.argv[1:] if words is None else words))
+
+
+def _train(words: Sequence[str]) -> int:
+    others, overrides = split_overrides(words)
+    arguments, unknown = parser().parse_known_args(others)
+    refuse_unknown(unknown)
+    if arguments.config_help:
+        from resjax.config.listing import help_text
+
+        print(help_text())
+        return 0
+    if not arguments.config:
+        raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
+    for option in ("source", "profile"):
+        if arguments.evaluate is not None and getattr(arguments, option):
+            name = "from" if option == "source" else option
+            raise Refused(f"--evaluate and --{name} contradict one another: --evaluate trains nothing")
+    from resjax.config.load import load
+
+    config = load(os.path.expanduser(arguments.config), overrides)
+    if arguments.workdir == "":
+        raise Refused("--workdir is empty; name a folder, or leave it out")
+    from resjax.config.folder import default_folder
+
+    workdir = arguments.workdir or default_folder(arguments.config, overrides)
+    from resjax.train import session  # loads JAX
+
+    if arguments.parameters:
+        return session.parameters(config)
+    if arguments.evaluate is not None:
+        return session.evaluate(config, workdir, arguments.evaluate)
+    return session.train(config, workdir, arguments.source, arguments.profile)
+
+
+def listen() -> None:
+    """Until training listens to signals: raised while JAX loads, a KeyboardInterrupt is lost, or told as another error."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def answer(command: Callable[[], int]) -> int:
+    """The exit code of ``command``; a refusal, a fault of the machine or an interrupt as its sentence and code."""
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
-    if words is None:
-        # Until training listens: raised while JAX loads, a KeyboardInterrupt is lost, or told as another error.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        others, overrides = split_overrides(sys.argv[1:] if words is None else words)
-        arguments, unknown = parser().parse_known_args(others)
-        refuse_unknown(unknown)
-        if arguments.config_help:
-            from resjax.config.listing import help_text
-
-            print(help_text())
-            return 0
-        if not arguments.config:
-            raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
-        for option in ("source", "profile"):
-            if arguments.evaluate is not None and getattr(arguments, option):
-                name = "from" if option == "source" else option
-                raise Refused(f"--evaluate and --{name} contradict one another: --evaluate trains nothing")
-        from resjax.config.load import load
-
-        config = load(os.path.expanduser(arguments.config), overrides)
-        if arguments.workdir == "":
-            raise Refused("--workdir is empty; name a folder, or leave it out")
-        from resjax.config.folder import default_folder
-
-        workdir = arguments.workdir or default_folder(arguments.config, overrides)
-        from resjax.train import session  # loads JAX
-
-        if arguments.parameters:
-            return session.parameters(config)
-        if arguments.evaluate is not None:
-            return session.evaluate(config, workdir, arguments.evaluate)
-        return session.train(config, workdir, arguments.source, arguments.profile)
+        return command()
     except Refused as refused:
         print(f"resjax: {refused}", file=sys.stderr)
         return BAD_INPUT

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +27,9 @@ def split(spec: str) -> tuple[str, str | None]:
     return path, variant
 
 
-def load(spec: str, overrides: Iterable[tuple[str, str]] = ()) -> ConfigDict:
+def load(
+    spec: str, overrides: Iterable[tuple[str, Any]] = (), change: Callable[[Section], None] | None = None
+) -> ConfigDict:
     """The configuration of a file, with flags applied: typed, locked and valid but for the residual scheme (scheme.py).
 
     The file has a function ``get_config()`` that changes and returns ``resjax.config.default()``. If it has variants it
@@ -35,20 +37,47 @@ def load(spec: str, overrides: Iterable[tuple[str, str]] = ()) -> ConfigDict:
 
     Args:
       spec: 'FILE[:variant]'.
-      overrides: pairs of a field's path and its value as text, the later of two for one path wins.
+      overrides: pairs of a field's path and its value, as text or in the field's type; the later of two for one path wins.
+      change: what is done to the file's configuration before the overrides, as if the file did it.
 
     Raises:
       Refused: the file is missing or faulty, a variant, field or value is wrong, or two contradict one another.
     """
     path, variant = split(spec)
-    given = [(find(field), text) for field, text in overrides]
+    given = [(find(field), value) for field, value in overrides]
     config = _from_file(path, variant)
+    if change is not None:
+        change(config)
     config._log.level = FLAG
-    for field, text in given:
-        assign(config, field.path, field.parse(text))
+    for field, value in given:
+        assign(config, field.path, field.parse(value) if isinstance(value, str) else value)
     config = config.copy_and_resolve_references()
     validate(config)
     return config
+
+
+def from_file(spec: str, function: str, missing: Any = None) -> Any:
+    """What another function of a config file returns, of a generator all of it; ``missing`` where there is none.
+
+    It takes the variant's name, as ``get_config`` does, or nothing.
+
+    Raises:
+      Refused: the file is missing or faulty, or has no such variant.
+    """
+    path, variant = split(spec)
+    module = execute(path, WHAT)
+    if not callable(found := getattr(module, function, None)):
+        return missing
+    try:
+        made = found(*_arguments(module, found, path, variant) if inspect.signature(found).parameters else ())
+        return list(made) if inspect.isgenerator(made) else made
+    except Exception as error:
+        raise told(error, path, WHAT) from None
+
+
+def variants(spec: str) -> tuple[str, ...]:
+    """The variants that a config file lists."""
+    return tuple(getattr(execute(split(spec)[0], WHAT), "VARIANTS", ()))
 
 
 def _from_file(path: str, variant: str | None) -> Section:

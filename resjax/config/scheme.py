@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -31,6 +31,7 @@ SETS = {
     "skip_kind": "skip",
     "drop_path": "drop",
 }  # override -> field of the record, where the names differ
+OPEN = ("scale", "scale_eval", "skip")  # the overrides whose number can be a knob
 _RESIDUAL = tuple(path for path in FIELDS if path.startswith("residual."))
 NORM_FIELDS = ("norm_in", "norm_out", "norm_after")
 
@@ -91,6 +92,34 @@ def scheme(config: ConfigDict) -> Scheme:
     _refuse_void_overrides(config, first, overrides, places)
     _refuse_void_fields(config, made, first, places)
     return made
+
+
+def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:
+    """The scheme of a ``config`` that :func:`scheme` accepts, with the constant gains that ``paths`` set left open.
+
+    They are knobs of these names, whose values a program takes. None where one of the paths sets no constant gain, but
+    the start of a learned one.
+    """
+    first = _entry_of(config)
+    overrides = [_with_knobs(override, paths) for override in _overrides(config)]
+    places = _Places(KINDS[config.model.family], config.model.depth, _edges(first, overrides, config.model.depth))
+    try:
+        made = _apply(first, overrides, places)
+    except Refused:
+        return None
+    gains = [getattr(resolved, name) for resolved, _ in _resolved(made, config) for name in GAINS]
+    return None if any(isinstance(getattr(gain, "start", None), Knob) for gain in gains) else made
+
+
+def _with_knobs(override: Override, paths: Collection[str]) -> Override:
+    """The override with its numbers of gains at ``paths`` as knobs; one of a range of blocks stays as it is."""
+    found = [] if override.clause else [name for name in OPEN if override.path(name) in paths]
+    return replace(
+        override,
+        changes={
+            name: Knob(override.path(name)) if name in found else value for name, value in override.changes.items()
+        },
+    )
 
 
 def entry(name: str, form: str | None = None, streams: int | None = None, groups: int | None = None) -> Scheme:

@@ -1,8 +1,7 @@
 """How does a config become the parts of a run: model, optimizer, step? Nothing here reads or writes a file."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -45,6 +44,7 @@ class Parts:
       remat: the checkpoint policy that 'auto' stood for.
       compute, stream: dtypes of the branches and of the stream.
       vocab: tokens that the model knows.
+      knobs: values of the scheme's knobs by name; a scheme has some only where a program varies them (numbers.py).
     """
 
     config: Any
@@ -59,18 +59,25 @@ class Parts:
     compute: str
     stream: str
     vocab: int
+    knobs: Mapping[str, Any] = field(default_factory=dict)
 
     def initial(self, batch: Callable[[int], np.ndarray] | None = None) -> TrainState:
         """The state before the first step; a function of the config alone, whatever the devices, but for schemes that start from
         data: those see the first batch.
         """
-        if self.scheme.calibrate and batch is None:
+        return jax.jit(self.start, compiler_options=quick_start(self.abstract.params))(self.seen(batch))
+
+    def start(self, tokens: jax.Array | None = None) -> TrainState:
+        """:meth:`initial` as a function to be compiled; ``tokens`` as :meth:`seen` gives them."""
+        return _initial(self.config, self.scheme, self.shape, self.optimizer, tokens)
+
+    def seen(self, batch: Callable[[int], np.ndarray] | None) -> jax.Array | None:
+        """The tokens (B, T) that the start depends on; None for most schemes."""
+        if not self.scheme.calibrate:
+            return None
+        if batch is None:
             raise ValueError(f"'{self.scheme.name}' starts from data: give it the batches")
-        tokens = None if batch is None or not self.scheme.calibrate else jnp.asarray(batch(0)[:, :-1])
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
-        quick = QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
-        make = partial(_initial, self.config, self.scheme, self.shape, self.optimizer)
-        return jax.jit(make, compiler_options=quick)(tokens)
+        return jnp.asarray(batch(0)[:, :-1])
 
     def key(self) -> jax.Array:
         """The random key of the run's steps."""
@@ -85,9 +92,12 @@ class Parts:
         return model_shape(self.config, self.vocab, self.remat, self.stream)
 
 
-def assemble(config: Any, vocab: int) -> Parts:
-    """All parts of the run that ``config`` (validated and resolved) describes, on data with ``vocab`` tokens."""
-    scheme = scheme_of(config)
+def assemble(config: Any, vocab: int, scheme: Scheme | None = None) -> Parts:
+    """All parts of the run that ``config`` (validated and resolved) describes, on data with ``vocab`` tokens.
+
+    ``scheme`` stands in the place of the one that ``config`` names, if given.
+    """
+    scheme = scheme or scheme_of(config)
     compute, stream = config.precision.compute, config.precision.stream
     vocab = config.model.vocab or vocab
     rows = config.data.batch // config.train.accumulate
@@ -97,7 +107,7 @@ def assemble(config: Any, vocab: int) -> Parts:
 
     abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
     graphdef, params = nnx.split(abstract_model)
-    optimizer = optimizers.build(config.optimizer, config.train.steps, params, scheme.optim, config.model.depth)
+    optimizer, rate = update_rule(config, scheme, params)
     abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
     recipe = Recipe(
         accumulate=config.train.accumulate,
@@ -111,8 +121,20 @@ def assemble(config: Any, vocab: int) -> Parts:
         project=scheme.project,
         moved=config.precision.param != "float32" and bool(config.health.groups),
     )
-    rate = schedule(config.optimizer.schedule, config.optimizer.lr, config.optimizer.warmup, config.train.steps)
     return Parts(config, scheme, graphdef, abstract, optimizer, rate, recipe, mesh, remat, compute, stream, vocab)
+
+
+def update_rule(config: Any, scheme: Scheme, params: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimizer and its learning rate by step; ``params`` may be abstract."""
+    section, steps = config.optimizer, config.train.steps
+    rate = schedule(section.schedule, section.lr, section.warmup, steps)
+    return optimizers.build(section, steps, params, scheme.optim, config.model.depth), rate
+
+
+def quick_start(params: Any) -> dict[str, Any] | None:
+    """Compiler options for the program that draws the weights."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return QUICK if jax.default_backend() == "cpu" and count < QUICK_BELOW else None
 
 
 def model_shape(config: Any, vocab: int, remat: str, stream: str) -> Shape:

@@ -17,7 +17,7 @@ from resjax.health.record import drop_after as drop_health_after
 from resjax.train import closing, faults
 from resjax.train.assemble import Parts
 from resjax.train.checkpoint import Checkpoints, NothingToRestore
-from resjax.train.program import Programs, held_out_loss
+from resjax.train.program import Programs, held_out_loss, once_more
 from resjax.train.progress import Board
 from resjax.train.runfolder import FINISHED, NONFINITE, RunFolder
 from resjax.train.signals import Signals
@@ -315,11 +315,8 @@ class Loop:
         """Run the bad step once more on the kept state, everything measured; where the fault arises, in words."""
         if self.config.train.on_nonfinite == "skip":
             return ""  # the state has gone past it
-        again = replace(self.state, halted=jax.device_put(jnp.asarray(False), self.programs.whole))
-        batch = self.programs.batch(self.pipeline.batch(int(self.state.cursor)))
-        self.state, metrics, probes = self.programs.step(again, batch, np.asarray(True))
-        self.state = replace(self.state, halted=jnp.asarray(False))
-        probes = jax.device_get(probes)
+        batch = self.pipeline.batch(int(self.state.cursor))
+        self.state, metrics, probes = once_more(self.programs, self.state, batch)
         if probes and (not len(self.record) or self.record.steps[-1] < step):
             self.record.append(step, probes)
         return faults.origin(probes, float(metrics["loss"]), float(metrics["grad_norm"]))

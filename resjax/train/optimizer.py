@@ -133,13 +133,18 @@ def listing(params: Any, rules: Mapping[str, OptRule] | None = None, depth: int 
     return rows
 
 
-def clip_scale(norm: jax.Array, clip: float | None) -> jax.Array | float:
+def is_on(number: Any) -> bool:
+    """Is a number in use that 0 (or None) switches off? One that is traced always is: its program was made for that."""
+    return isinstance(number, jax.Array) or bool(number)
+
+
+def clip_scale(norm: jax.Array, clip: float | jax.Array | None) -> jax.Array | float:
     """Factor on the gradient that brings its global norm to at most ``clip``; 1 where clipping is off (None or 0).
 
     A norm that is not finite gives 1 or 0 times a gradient that is not finite: still not finite, for the step to
     reject.
     """
-    if not clip:
+    if clip is None or not is_on(clip):
         return 1.0
     return jnp.where(norm > clip, clip / norm, jnp.ones_like(norm))
 
@@ -244,16 +249,16 @@ def _direction(
     if name == "adamw":
         return _adam(numbers, leaves)
     if name == "sgd":
-        return optax.trace(numbers["momentum"]) if numbers["momentum"] else optax.identity()
+        return optax.trace(numbers["momentum"]) if is_on(numbers["momentum"]) else optax.identity()
     if name == "lion":
         return optax.scale_by_lion(numbers["b1"], numbers["b2"])
     return _muon(numbers, leaves, params)
 
 
-def _numbers(config: Any) -> dict[str, float]:
+def _numbers(config: Any) -> dict[str, Any]:
     """The optimizer's own numbers from the config, with defaults; refuses a field that this optimizer does not read."""
     fields = FIELDS[config.name]
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for field, (low, high) in _RANGES.items():
         value = getattr(config, field, None)
         if field not in fields:
@@ -262,6 +267,9 @@ def _numbers(config: Any) -> dict[str, float]:
                 raise Refused(f"optimizer.{field} is {value}, but {reads}; leave it unset")
             continue
         value = fields[field] if value is None else value
+        if isinstance(value, jax.Array):
+            numbers[field] = value
+            continue
         if not low <= value < high:
             raise Refused(f"optimizer.{field} is {value}; it must be at least {low} and below {high}")
         numbers[field] = float(value)
@@ -275,7 +283,8 @@ def build(
 
     Args:
       config: the section ``optimizer``: name, lr, schedule, warmup, weight_decay, clip, b1, b2, eps, momentum; None is
-        unset, see ``FIELDS``. ``clip`` is only checked here, the step applies it.
+        unset, see ``FIELDS``. ``clip`` is only checked here, the step applies it. Numbers may be JAX scalars, traced or
+        not, so that one program serves many values: these are taken as they are, and are in use even where they are 0.
       steps: optimizer steps of the whole run, for the schedule.
       params: the parameters, arrays or abstract, as an ``nnx.State`` whose variables have a ``role``.
       rules: by role, what a scheme asks of the optimizer.
@@ -292,15 +301,15 @@ def build(
     if config.name not in FIELDS:
         raise not_one_of("optimizer.name", config.name, NAMES)
     numbers = _numbers(config)
-    weight_decay, clip = config.weight_decay or 0.0, config.clip or 0.0
+    weight_decay, clip = (0.0 if value is None else value for value in (config.weight_decay, config.clip))
     for field, value in (("weight_decay", weight_decay), ("clip", clip)):
-        if not (math.isfinite(value) and value >= 0):
+        if not isinstance(value, jax.Array) and not (math.isfinite(value) and value >= 0):
             raise Refused(f"optimizer.{field} is {value}; it must be a finite number, 0 or above")
     rate = schedule(config.schedule, config.lr, config.warmup, steps)
     leaves = _leaves(params, rules, depth)
     stacked = [bool(node.get_metadata().get("stacked")) for node in jax.tree.leaves(params, is_leaf=is_variable)]
     clips = [(_clipped(leaf.clip), here) for leaf, here in zip(leaves, stacked, strict=True)]
-    decay = [_by_part(leaf.decay) if weight_decay else False for leaf in leaves]
+    decay = [_by_part(leaf.decay) if is_on(weight_decay) else False for leaf in leaves]
     multipliers = [_by_part(leaf.lr) for leaf in leaves]
     # All stages always stand, so that a fork with another decay or multiplier finds the same tree of state. What does
     # not decay is not even added to, so that its bits stay.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -53,7 +53,7 @@ def compile_programs(parts: Parts, state: TrainState) -> Programs:
     whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
     step = make_step(parts.graphdef, parts.optimizer, parts.schedule, parts.recipe)
     jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole), out_shardings=whole)
-    traced = jitted.trace(state, _tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
+    traced = jitted.trace(state, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
     compiled = traced.lower().compile()
     evaluation = compile_evaluation(parts)
     return Programs(compiled, evaluation, whole, rows, stream_dtype(traced, STREAM), time.monotonic() - began)
@@ -64,12 +64,20 @@ def compile_evaluation(parts: Parts) -> Evaluation:
     whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
     evaluate = make_evaluation(parts.graphdef, parts.compute)
     jitted = jax.jit(evaluate, in_shardings=(whole, rows, whole))
-    return jitted.lower(parts.abstract.params, _tokens(parts), parts.abstract.step).compile()
+    return jitted.lower(parts.abstract.params, tokens(parts), parts.abstract.step).compile()
 
 
-def _tokens(parts: Parts) -> jax.ShapeDtypeStruct:
+def tokens(parts: Parts) -> jax.ShapeDtypeStruct:
+    """What a batch is, without its numbers."""
     data = parts.config.data
     return jax.ShapeDtypeStruct((data.batch, data.length + 1), jnp.int32)
+
+
+def once_more(programs: Programs, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict, dict]:
+    """The step at which ``state`` halted, run again on its batch and measured: state as it was, metrics, probes."""
+    again = replace(state, halted=jax.device_put(jnp.asarray(False), programs.whole))
+    state, metrics, probes = programs.step(again, programs.batch(tokens), np.asarray(True))
+    return replace(state, halted=jnp.asarray(False)), jax.device_get(metrics), jax.device_get(probes)
 
 
 def held_out_loss(

@@ -82,12 +82,12 @@ def warmup_steps(warmup: int | float | None, steps: int) -> int:
     return warmup
 
 
-def schedule(name: str, lr: float, warmup: int | float | None, steps: int) -> optax.Schedule:
+def schedule(name: str, lr: float | jax.Array, warmup: int | float | None, steps: int) -> optax.Schedule:
     """The learning rate as a function of the step.
 
     Args:
       name: one of ``NAMES``.
-      lr: the highest rate; 0 freezes the model.
+      lr: the highest rate; 0 freezes the model. A JAX scalar, traced or not, is taken as it is.
       warmup: whole steps, or a share of ``steps`` below 1; None = 10 % of ``steps``; 0 = none.
       steps: optimizer steps of the whole run.
 
@@ -99,7 +99,7 @@ def schedule(name: str, lr: float, warmup: int | float | None, steps: int) -> op
     """
     if name not in _SHAPES:
         raise not_one_of("optimizer.schedule", name, NAMES)
-    if not (math.isfinite(lr) and lr >= 0):
+    if not isinstance(lr, jax.Array) and not (math.isfinite(lr) and lr >= 0):
         raise Refused(f"optimizer.lr is {lr}; it must be a finite number, 0 or above")
     if steps < 1:
         raise Refused(f"train.steps is {steps}; it must be 1 or above")

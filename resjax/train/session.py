@@ -33,7 +33,7 @@ def train(config: Any, workdir: str, source: str | None = None, profile: bool = 
     """
     console = make_console()
     with Signals() as signals, RunFolder(workdir) as folder:
-        config = resolve(config, _platform())
+        config = resolve(config, platform())
         origin = fork.parse(source) if source is not None else None
         folder.lock()
         before = folder.facts()
@@ -92,7 +92,7 @@ def evaluate(config: Any, workdir: str, step: str) -> int:
       Refused: bad input.
     """
     began = time.monotonic()
-    config = resolve(config, _platform())
+    config = resolve(config, platform())
     folder = RunFolder(workdir)
     before = folder.facts()
     if before is None:
@@ -128,7 +128,7 @@ def evaluate(config: Any, workdir: str, step: str) -> int:
 
 def parameters(config: Any) -> int:
     """Print what each parameter is and what the optimizer does with it, one line a leaf; nothing is written."""
-    parts, _, _ = _assembled(resolve(config, _platform()))
+    parts, _, _ = _assembled(resolve(config, platform()))
     rows = listing(parts.abstract.params, parts.scheme.optim, config.model.depth)
     table = [
         ("path", "role", "shape", "decays", "rate", "eps", "clip"),
@@ -153,8 +153,12 @@ def startup_lines(parts: Parts, corpus: data.Corpus, described: list[str]) -> li
     ]
 
 
-def _platform() -> str:
-    """Raises Refused where JAX finds no device."""
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu'.
+
+    Raises:
+      Refused: JAX finds no device.
+    """
     try:
         return jax.default_backend()
     except RuntimeError as error:

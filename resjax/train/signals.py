@@ -20,12 +20,18 @@ class Signals:
     of Python code, which may be minutes apart while XLA compiles; so a thread reads the signals too, and it is this
     thread that ends the process. Outside of the main thread, where Python allows no handlers, nothing is asked for.
 
+    Args:
+      promise: what a stop will do, said when the first one arrives.
+
     Attributes:
       stop: the signal that asked for a stop, or None.
       report: whether a report was asked for; the loop sets it back.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, promise: str = "saving and stopping after this step; a second one stops at once, unsaved"
+    ) -> None:
+        self.promise = promise
         self.stop: signal.Signals | None = None
         self.report = False
         self._before: dict[int, object] = {}
@@ -76,6 +82,6 @@ class Signals:
                     os.write(1, SHOW_CURSOR)
                 os._exit(STOPPING[signal.Signals(word[0])])
             name = signal.Signals(word[0]).name
-            text = f"resjax: {name}: saving and stopping after this step; a second one stops at once, unsaved\n"
+            text = f"resjax: {name}: {self.promise}\n"
             with contextlib.suppress(OSError):
                 os.write(2, text.encode())

@@ -11,7 +11,7 @@ from flax import nnx
 
 from resjax.health.probes import measure, measure_block
 from resjax.residual import Context
-from resjax.train.optimizer import apply_updates, at_step, clip_scale
+from resjax.train.optimizer import apply_updates, at_step, clip_scale, is_on
 from resjax.train.project import project
 from resjax.train.state import LossScale, TrainState
 
@@ -27,7 +27,7 @@ class Recipe:
     Attributes:
       accumulate: slices that the batch is processed in, one after the other.
       compute: dtype of the branches and the head.
-      clip: largest norm of the gradient; 0 = no clipping.
+      clip: largest norm of the gradient; 0 = no clipping. The one number here that may be traced: it is then in use.
       stop: a non-finite loss or gradient halts the run (else the step is passed over).
       scaled: the loss is multiplied by a scale, which is divided out of the gradient.
       dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
@@ -38,7 +38,7 @@ class Recipe:
 
     accumulate: int = 1
     compute: str = "float32"
-    clip: float = 0.0
+    clip: float | jax.Array = 0.0
     stop: bool = True
     scaled: bool = False
     dynamic_scale: bool = False
@@ -52,12 +52,17 @@ Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, 
 
 
 def make_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, schedule: optax.Schedule, recipe: Recipe
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    recipe: Recipe,
+    knobs: Mapping[str, jax.Array] | None = None,
 ) -> Step:
     """The function ``(state, batch (B, T + 1), on) -> (state, metrics, probes)``, to be jitted.
 
     ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
     (before clipping), lr, finite, loss_scale. The returned state is the old one wherever the loss or the gradient is not finite.
+    ``knobs`` are the values of the scheme's knobs, by name.
     """
 
     def slice_loss(
@@ -68,6 +73,7 @@ def make_step(
             train=True,
             key=key,
             step=state.step,
+            knobs=knobs or {},
             measure=measure if recipe.forward else None,
             measure_block=measure_block if recipe.forward else None,
             on=on,
@@ -105,7 +111,7 @@ def make_step(
                 "embed_grad": jnp.sqrt(squares["embed"]) * inverse,
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
-        if recipe.clip:
+        if is_on(recipe.clip):
             factor = clip_scale(norm, recipe.clip)
             grads = jax.tree.map(lambda g: g * factor, grads)
         applied = finite & ~state.halted
@@ -198,10 +204,13 @@ def share_moved(new: nnx.State, old: nnx.State) -> jax.Array:
     return jnp.float32(sum(jnp.sum(a != b) for a, b in pairs) / sum(a.size for a, _ in pairs))
 
 
-def make_evaluation(graphdef: nnx.GraphDef, compute: str) -> Callable[[nnx.State, jax.Array, jax.Array], jax.Array]:
+def make_evaluation(
+    graphdef: nnx.GraphDef, compute: str, knobs: Mapping[str, jax.Array] | None = None
+) -> Callable[[nnx.State, jax.Array, jax.Array], jax.Array]:
     """The function ``(params, batch (B, T + 1), step) -> loss``: mean nats per token of one held-out batch, nothing random."""
 
     def evaluate(params: nnx.State, batch: jax.Array, step: jax.Array) -> jax.Array:
-        return nnx.merge(graphdef, params).objective(batch, Context(step=step, compute=jnp.dtype(compute)))[0]
+        context = Context(step=step, knobs=knobs or {}, compute=jnp.dtype(compute))
+        return nnx.merge(graphdef, params).objective(batch, context)[0]
 
     return evaluate

@@ -169,14 +169,16 @@ class JsonlWriter:
         return file
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one row.
+        self.append({"step": step, **values})
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One row of any kind.
 
         Raises:
           OSError: disk full; what got into the file of this line is removed again.
           TypeError: see :func:`to_json`.
         """
-        row = to_json({"step": step, **values})
-        line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        line = json.dumps(to_json(row), allow_nan=False, ensure_ascii=False).encode() + b"\n"
         start = self._file.seek(0, os.SEEK_END)
         try:
             while line:

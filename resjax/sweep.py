@@ -1,0 +1,142 @@
+"""Train a grid of configurations, or go on with it: one line of results for each.
+
+python -m resjax.sweep --config=FILE[:variant] [--grid FIELD=a,b ...] [--workdir=DIR] [--config.FIELD=VALUE ...]
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from resjax.errors import Refused
+from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
+
+OPTIONS = ("config", "grid", "workdir", "scale", "curves", "dry-run", "help")
+ROOT = "sweeps"
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="python -m resjax.sweep",
+        description="Train every cell of a grid over fields of a config, one after the other. Cells that differ only in "
+        "seed, learning rate and other numbers (optimizer.*, init.*, constant residual gains) share compiled programs. "
+        "The same command goes on: cells that ended are not trained again.",
+        epilog="The grid is what the config file's sweep() returns, a dict of fields with lists of values (their product) "
+        "or a list of such dicts, and what --grid says, which replaces the same fields. Each cell that ends is a line of "
+        "results.jsonl: its fields, status (done; diverged: a value was not finite; failed: with the reason), losses, "
+        "baselines; no checkpoints, no report. Exit codes: 0 all cells are done, 1 some failed or diverged (or the "
+        "machine failed), 2 bad input, 130 and 143 stopped by Ctrl-C and SIGTERM.",
+        allow_abbrev=False,
+    )
+    option = made.add_argument
+    option("--config", metavar="FILE[:variant]", help="config file, with a variant if it has some")
+    option(
+        "--grid",
+        metavar="FIELD=a,b",
+        action="append",
+        default=[],
+        help="values of a field; of several --grid the product (a value with a comma in it in double quotes)",
+    )
+    option("--workdir", metavar="DIR", help="folder of results.jsonl (default: sweeps/, with the config's name)")
+    option(
+        "--scale",
+        choices=("smoke", "cpu", "accelerator"),
+        help="smoke: at most 4 blocks of width 16 and 60 steps, to see that all cells run; cpu: the file as it stands; "
+        "accelerator: its variant of that name",
+    )
+    option("--curves", action="store_true", help="keep the losses over the steps in each line")
+    option("--dry-run", action="store_true", help="list the cells and what there is to compile, and train nothing")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    if words is None:
+        listen()
+    return answer(lambda: _sweep(sys.argv[1:] if words is None else words))
+
+
+def _sweep(words: Sequence[str]) -> int:
+    others, overrides = split_overrides(words)
+    arguments, unknown = parser().parse_known_args(others)
+    refuse_unknown(unknown, OPTIONS)
+    if not arguments.config:
+        raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
+    if arguments.workdir == "":
+        raise Refused("--workdir is empty; name a folder, or leave it out")
+    from resjax.config.load import from_file, split
+    from resjax.config.schema import find
+    from resjax.sweeps import grid
+
+    spec = scaled(os.path.expanduser(arguments.config), arguments.scale)
+    fixed = {path: find(path).parse(text) for path, text in overrides}
+    made = from_file(spec, "sweep")
+    grids = [] if made is None else grid.from_config(made, split(spec)[0])
+    settings = grid.settings(grids, grid.from_flags(arguments.grid), fixed)
+    workdir = arguments.workdir or folder(spec, overrides, arguments.scale)
+
+    from resjax.sweeps.cells import architectures, build  # loads JAX
+    from resjax.sweeps.results import Results
+    from resjax.sweeps.run import Sweep
+    from resjax.train.progress import make_console
+    from resjax.train.runfolder import RunFolder
+    from resjax.train.session import platform
+    from resjax.train.signals import Signals
+
+    promise = "stopping after this step, without this cell; a second one stops at once"
+    with Signals(promise) as signals, RunFolder(workdir) as here:
+        if not arguments.dry_run:
+            here.lock()
+        results = Results(here)
+        cells = build(spec, overrides, settings, platform(), grid.shrink if arguments.scale == "smoke" else None)
+        console = make_console()
+        if twice := len(settings) - len(cells):
+            console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
+        sweep = Sweep(cells, architectures(cells), results, console, arguments.curves, arguments.scale)
+        if arguments.dry_run:
+            for line in sweep.listing():
+                console.print(line)
+            return 0
+        if all(map(results.finished, cells, [arguments.curves] * len(cells))):
+            return sweep.end()
+        here.check_writable()
+        results.open()
+        try:
+            return sweep.run(signals)
+        finally:
+            results.close()
+
+
+def scaled(spec: str, scale: str | None) -> str:
+    """The config file with the variant that ``scale`` means.
+
+    Raises:
+      Refused: the file has no such variant, or another one was given.
+    """
+    from resjax.config.load import split, variants
+
+    path, variant = split(spec)
+    if scale == "cpu" and variant is not None:
+        raise Refused(f"--scale=cpu and the variant '{variant}' of --config contradict one another; give one of them")
+    if scale != "accelerator" or variant == scale:
+        return spec
+    if variant is not None:
+        raise Refused(
+            f"--scale={scale} and the variant '{variant}' of --config contradict one another; give one of them"
+        )
+    if scale not in (listed := variants(spec)):
+        raise Refused(
+            f"--scale is '{scale}', but '{path}' has no variant of that name: {', '.join(listed) or 'none at all'}"
+        )
+    return f"{path}:{scale}"
+
+
+def folder(spec: str, overrides: Sequence[tuple[str, str]], scale: str | None) -> str:
+    """Where the results of a sweep lie without --workdir."""
+    from resjax.config.folder import default_folder
+
+    name = os.path.basename(default_folder(spec, overrides))
+    return os.path.join(ROOT, f"{name},scale=smoke" if scale == "smoke" else name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What do the cells of one architecture execute together? One compiled step that takes their numbers as values."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from resjax.config.scheme import opened
+from resjax.scale.mesh import by_rows, replicated
+from resjax.scale.program import stream_dtype
+from resjax.sweeps.cells import Architecture, number
+from resjax.train.assemble import Parts, assemble, quick_start
+from resjax.train.numbers import GAINS, knobs, with_numbers
+from resjax.train.program import STREAM, Programs, tokens
+from resjax.train.state import TrainState
+from resjax.train.step import make_evaluation, make_step
+
+Numbers = Mapping[str, np.generic]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The programs of an architecture; each takes, last, the numbers of a cell.
+
+    Attributes:
+      parts: as assembled from the first cell, with knobs for the gains in which cells differ.
+      traced: the fields that are values of the programs.
+      initial: (numbers, tokens that the start depends on, or None) -> state before the first step.
+      step, evaluation: see :class:`resjax.train.program.Programs`.
+      stream_dtype: dtype of the residual stream in the step.
+      seconds: that assembling, tracing and compiling took.
+    """
+
+    parts: Parts
+    traced: tuple[str, ...]
+    initial: Callable[[Numbers, jax.Array | None], TrainState]
+    step: Callable[..., tuple[TrainState, dict, dict]]
+    evaluation: Callable[..., jax.Array]
+    stream_dtype: str
+    seconds: float
+
+    def numbers(self, config: Any) -> Numbers:
+        """What the programs take of a cell."""
+        found: dict[str, np.generic] = {path: np.float32(number(config, path)) for path in self.traced}
+        return found | {"seed": np.uint32(config.seed)}
+
+    def programs(self, numbers: Numbers) -> Programs:
+        """The programs of one cell, as those of an ordinary run."""
+        return Programs(
+            step=lambda state, batch, on: self.step(state, batch, on, numbers),
+            evaluation=lambda params, batch, step: self.evaluation(params, batch, step, numbers),
+            whole=replicated(self.parts.mesh),
+            rows=by_rows(self.parts.mesh),
+            stream_dtype=self.stream_dtype,
+            seconds=self.seconds,
+        )
+
+
+def compile_shared(architecture: Architecture, vocab: int) -> Shared:
+    """Assemble, trace and compile, once for all cells.
+
+    Raises:
+      Refused: what a configuration cannot have on this machine, such as its mesh.
+    """
+    began = time.monotonic()
+    config, traced = architecture.cells[0].config, architecture.traced
+    gains = [path for path in traced if path in GAINS]
+    parts = assemble(config, vocab, opened(config, gains) if gains else None)
+    whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
+    shapes = {path: jax.ShapeDtypeStruct((), jnp.float32) for path in traced}
+    shapes["seed"] = jax.ShapeDtypeStruct((), jnp.uint32)
+
+    def initial(numbers: Mapping[str, jax.Array], tokens: jax.Array | None) -> TrainState:
+        return with_numbers(parts, numbers).start(tokens)
+
+    def step(state: TrainState, batch: jax.Array, on: jax.Array, numbers: Mapping[str, jax.Array]) -> tuple:
+        now = with_numbers(parts, numbers)
+        return make_step(now.graphdef, now.optimizer, now.schedule, now.recipe, now.knobs)(state, batch, on)
+
+    def evaluation(params: Any, batch: jax.Array, step: jax.Array, numbers: Mapping[str, jax.Array]) -> jax.Array:
+        return make_evaluation(parts.graphdef, parts.compute, knobs(numbers))(params, batch, step)
+
+    options = quick_start(parts.abstract.params)
+    data = config.data
+    first = jax.ShapeDtypeStruct((data.batch, data.length), jnp.int32) if parts.scheme.calibrate else None
+    start = jax.jit(initial, in_shardings=whole, out_shardings=whole, compiler_options=options)
+    jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole, whole), out_shardings=whole)
+    traced_step = jitted.trace(parts.abstract, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool), shapes)
+    evaluate = (
+        jax.jit(evaluation, in_shardings=(whole, rows, whole, whole))
+        .lower(parts.abstract.params, tokens(parts), parts.abstract.step, shapes)
+        .compile()
+    )
+    return Shared(
+        parts,
+        traced,
+        start.lower(shapes, first).compile(),
+        traced_step.lower().compile(),
+        evaluate,
+        stream_dtype(traced_step, STREAM),
+        time.monotonic() - began,
+    )
