@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from kit import drawn, is_variable
 from resjax import sample
+from resjax.check import perturbed
 from resjax.config import default
 from resjax.config.validate import resolve
 from resjax.data import corpus as corpora
@@ -34,9 +34,8 @@ def make_run(folder, source="stdlib", factors=None, **residual):
     config = resolve(config, "cpu")
     vocab = 32 if source == "markov" else 256
     corpus = corpora.make(source, bytes(range(20)) * 9, bytes(range(20)) * 3, description="a test", vocab=vocab)
-    rng = np.random.default_rng(0)
     abstract = assemble(config, corpus.vocab).abstract.params
-    params = jax.tree.map(lambda v: v.replace(drawn(v, rng).astype(np.float32)), abstract, is_leaf=is_variable)
+    params = perturbed(abstract)
     paths = RunFolder(folder)
     paths.path.mkdir(parents=True)
     write_json(paths.config, describe(config, corpus, None))

@@ -750,7 +750,7 @@ def test_formulas_of_the_catalogue(name):
     assert scheme.equation and scheme.paper
     if name in FORMULAS:
         assert scheme.formula() == FORMULAS[name]
-    others = [other for key, other in CATALOGUE.items() if key != name]
+    others = [CATALOGUE[other] for other in CORE if other != name]
     assert scheme.formula() not in [other.formula() for other in others]
 
 
