@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bench import write
+from resjax.block import Layer
 from resjax.branches import MLP, Attention
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme
 from resjax.residual.entries import FORMS
@@ -57,15 +58,11 @@ def drift(dtype: str, depth: int = 64) -> float:
         (blocks,) = made.runs
 
         def up(stream: Any, x: tuple) -> tuple[Any, None]:
-            from resjax.block import Layer
-
             block, index = x
             stream, _, _ = block(stream, Layer(index, [{}, {}], None), context)
             return stream, None
 
         def down(stream: Any, x: tuple) -> tuple[Any, None]:
-            from resjax.block import Layer
-
             block, index = x
             layer = Layer(index, [{}, {}], None)
             for unit in (1, 0):

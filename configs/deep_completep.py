@@ -1,0 +1,20 @@
+"""A deep language model under completep.
+
+    python -m resjax.main --config=configs/deep_completep.py
+
+CompleteP: branch scale, rate and eps by rule, so that a rate found at one depth serves another.
+
+Expected: to be measured
+
+The same depth at width 1024, for accelerators with 8 chips (for another number, give data.batch twice the number):
+
+    python -m resjax.main --config=configs/deep_completep.py:accelerator
+"""
+
+from resjax.config import recipes
+
+VARIANTS = recipes.VARIANTS
+
+
+def get_config(variant=None):
+    return recipes.deep("completep", variant)
