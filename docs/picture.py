@@ -29,7 +29,7 @@ main {{ padding-bottom: 28px }} main > section {{ margin-top: 28px }} figure {{ 
 """
 MEASURE = '<script>document.body.dataset.height = Math.ceil(document.querySelector("main").offsetHeight)</script>'
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--hide-scrollbars"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--virtual-time-budget=2000"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 def main() -> int:
