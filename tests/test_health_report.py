@@ -102,6 +102,22 @@ def test_header_and_loss_chart(healthy):
     )
 
 
+def test_numbers_say_over_which_rows_they_are_taken(healthy, tmp_path):
+    assert "mean of last rows" in healthy.text and "tokens a second, median" in healthy.text
+    going_on = read(write_run(tmp_path / "run", depth=2, rows=3, done=False)).text
+    assert going_on.count(", last row") == 2 and "median" not in going_on
+
+
+def test_a_map_of_one_colour_tells_its_highest_value(tmp_path):
+    figure = next(f for _, _, fs in figures.GROUPS for f in fs if f.probe == "swallowed")
+    arrays = probe_rows(4, 6)
+    arrays["swallowed"][:] = 0
+    arrays["swallowed"][2, 1, 0] = 1.5e-5
+    assert "1.5e-05" in figures.all_low(record_of(arrays), figure)
+    arrays["swallowed"][3, 1, 0] = 0.05
+    assert figures.all_low(record_of(arrays), figure) == ""
+
+
 def test_the_page_asks_nothing_of_the_network(healthy, tmp_path):
     assert set(healthy.links) == {"data:,"}
     text = report.write_report(write_run(tmp_path / "run", depth=2, rows=3)).read_text()
@@ -462,6 +478,11 @@ def test_terminal_table_fits_and_is_coloured(width, monkeypatch):
     assert "\x1b[" in text and any(spark in text for spark in table.SPARKS)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert max(map(len, plain.splitlines())) <= width and ("token" in plain) == (width >= 80)
+    more = re.search(r"a wider terminal shows (\d) more columns", " ".join(plain.split()))
+    shown = (
+        next(line for line in plain.splitlines() if "update/stream" in line).replace("update/stream", "ratio").split()
+    )
+    assert len(shown) + (int(more[1]) if more else 0) == 8
 
 
 def test_nothing_recorded_is_said():

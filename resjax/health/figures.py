@@ -252,6 +252,15 @@ def profile(row: np.ndarray, bad: np.ndarray, scale: shrink.Scale) -> list[float
     ]
 
 
+def all_low(record: HealthRecord, figure: Figure) -> str:
+    """The caption's sentence on a map of one colour: what lies far below the colours' reach was measured all the same."""
+    values = record[figure.probe]
+    highest = float(np.max(values, where=np.isfinite(values), initial=0))
+    if figure.reach is None or highest >= figure.reach[1] / 50:
+        return ""
+    return f"The highest value is {highest:.2g}: all cells have the lowest colour."
+
+
 def binned(record: HealthRecord, figure: Figure) -> str:
     """The caption's sentence on binning; empty where every recorded value has a cell of its own."""
     values = record[figure.probe]

@@ -33,23 +33,31 @@ function ticks(low, high, count) {
 function evenTicks(low, high, count) {
   const rough = (high - low) / count, base = 10 ** Math.floor(Math.log10(rough));
   const step = base * [1, 2, 5, 10].find((m) => m * base >= rough * 0.999), found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push([i * step, number(Number((i * step).toPrecision(10)))]);
+  const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));  // the same number of decimals on all of them
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) {
+    const v = i * step, plain = v && places <= 4 && Math.abs(v) < 1e6;
+    found.push([v, plain ? v.toFixed(places).replace("-", "\u2212") : number(Number(v.toPrecision(10)))]);
+  }
   return found;
 }
-// Ticks of an axis whose coordinate is log10 of the value, at most `count` of them.
-function logTicks(low, high, count) {
-  const first = Math.ceil(low - 1e-9), last = Math.floor(high + 1e-9), found = [];
-  const every = Math.max(1, Math.ceil((last - first + 1) / count));
-  for (let e = first; e <= last; e++) if (e % every === 0) found.push([e, power(e)]);
-  if (found.length >= 2) return found;
-  const parts = [];
-  for (let e = Math.floor(low); e <= high; e++) for (const m of [1, 2, 3, 5, 7]) {
-    const at = e + Math.log10(m);
-    if (at >= low - 1e-9 && at <= high + 1e-9) parts.push([at, number(Number((m * 10 ** e).toPrecision(2)))]);
+// Ticks of an axis of so many pixels whose coordinate is log10 of the value: the densest usual set whose labels fit.
+const along = (text) => 6.8 * text.length + 10, upward = () => 24;  // pixels that a label takes along its axis
+function logTicks(low, high, length, size = along) {
+  const inside = (at) => at >= low - 1e-9 && at <= high + 1e-9;
+  const fits = (pairs) => pairs.length > 1 && pairs.every(([at, text], i) => !i || ((at - pairs[i - 1][0]) / (high - low)) * length >= (size(text) + size(pairs[i - 1][1])) / 2);
+  const within = (digits) => {
+    const found = [];
+    for (let e = Math.floor(low); e <= high; e++) for (const m of digits) if (inside(e + Math.log10(m))) found.push([e + Math.log10(m), number(Number((m * 10 ** e).toPrecision(2)))]);
+    return found;
+  };
+  for (const digits of [[1, 2, 5], [1, 3]]) if (fits(within(digits))) return within(digits);
+  for (let every = 1; every <= high - low; every++) {
+    const found = [];
+    for (let e = Math.ceil(low - 1e-9); inside(e); e++) if (e % every === 0) found.push([e, power(e)]);
+    if (fits(found)) return found;
   }
-  if (parts.length < 2) return ticks(10 ** low, 10 ** high, count).map(([v, text]) => [Math.log10(v), text]);
-  const stride = Math.ceil(parts.length / count);
-  return parts.filter((_, i) => i % stride === 0);
+  const few = [[1, 2, 3, 5, 7], [2, 5], [1, 5]].map(within).find(fits);
+  return few ?? ticks(10 ** low, 10 ** high, Math.max(1, Math.floor(length / 60))).map(([v, text]) => [Math.log10(v), text]);
 }
 const whole = (pairs) => pairs.filter(([v]) => Math.abs(v - Math.round(v)) < 1e-6);
 const line = (low, high, from, to) => (v) => from + ((v - low) / (high - low || 1)) * (to - from);
@@ -72,15 +80,15 @@ function fresh(panel, height, label) {
 function label(svg, x, y, text, anchor = "middle", more = {}) {
   return draw(svg, "text", { x, y, "text-anchor": anchor, ...more }, text);
 }
-function bottomAxis(svg, pairs, x, left, right, y, title) {
+function bottomAxis(svg, pairs, x, left, right, y, title, slack = 3) {  // labels stay within the axis and so many pixels
   draw(svg, "line", { x1: left, x2: right, y1: y, y2: y, class: "axis" });
   let taken = -Infinity;  // a label that would run into the one before is left out, its tick stays
   for (const [v, text] of pairs) {
-    const at = x(v), half = 3.4 * text.length + 3;
+    const at = x(v), half = 3.4 * text.length, middle = clamp(at, left - slack + half, right + slack - half);
     draw(svg, "line", { x1: at, x2: at, y1: y, y2: y + 4, class: "axis" });
-    if (at - half < taken) continue;
-    taken = at + half;
-    label(svg, at, y + 16, text, at > right - 10 ? "end" : at < left + 10 ? "start" : "middle", at > right - 10 ? { dx: 3 } : at < left + 10 ? { dx: -3 } : {});
+    if (middle - half - 2 < taken) continue;
+    taken = middle + half + 2;
+    label(svg, middle, y + 16, text);
   }
   label(svg, (left + right) / 2, y + 32, title);
 }
@@ -135,10 +143,10 @@ function drawChart(panel) {
   const svg = fresh(panel, height, chart.title), { low, high, height: z } = levels(chart);
   const steps = chart.series.flatMap((s) => [...s.x, ...s.bad]), first = Math.min(...steps), last = Math.max(...steps);
   const x = first === last ? () => (left + right) / 2 : line(first, last, left, right), y = line(low, high, bottom, top);
-  const marks = chart.scale === "log" ? logTicks(low, high, 5) : ticks(low, high, wide ? 7 : 4);
+  const marks = chart.scale === "log" ? logTicks(low, high, bottom - top, upward) : ticks(low, high, wide ? 7 : 4);
   leftAxis(svg, marks, y, left, right);
   const few = Math.max(2, Math.floor((right - left) / 90));
-  bottomAxis(svg, first === last ? [[first, String(first)]] : whole(ticks(first, last, few)), x, left, right, bottom, "optimizer step");
+  bottomAxis(svg, first === last ? [[first, String(first)]] : whole(ticks(first, last, few)), x, left, right, bottom, "optimizer step", 12);
   const names = chart.lines.map((l) => ({ ...l, at: y(z(l.y)) })).sort((a, b) => a.at - b.at);
   let above = -Infinity;
   for (const l of names) {
@@ -246,14 +254,14 @@ function drawMap(panel) {
   paint(canvas, map, part, right - left, bottom - top, Math.min(3, window.devicePixelRatio || 1));
   const edges = data.columns.edges, columns = data.columns.first.length, x = line(edges[0], edges[columns], left, right), y = line(0, count, bottom, top);
   if (part.title) label(svg, left, 13, part.title, "start", { class: "title" });
-  const stops = whole(ticks(edges[0], edges[columns], Math.max(2, Math.floor((right - left) / 80)))).filter(([v]) => v >= data.columns.first[0]);
+  const stops = whole(ticks(edges[0], edges[columns], Math.max(2, Math.floor((right - left) / 60)))).filter(([v]) => v >= data.columns.first[0]);
   bottomAxis(svg, columns === 1 ? [[data.columns.first[0], String(data.columns.first[0])]] : stops, x, left, right, bottom, "optimizer step");
   const blocks = depth === 1 ? [[0, "0"]] : whole(ticks(0, depth - 1, 5));
   leftAxis(svg, blocks.map(([v, text]) => [(v + 0.5) * sites, text]), y, left);
   label(svg, 0, 0, "block", "middle", { transform: `translate(9 ${(top + bottom) / 2}) rotate(-90)` });
   // the curves over depth share the map's axis of depth, and the colours' range
   const p0 = right + 14, p1 = width - 4, low = Math.min(map.range[0], map.band ? map.band[0] : Infinity), high = Math.max(map.range[1], map.band ? map.band[1] : -Infinity);
-  const v = line(low, high, p0, p1), marks = log ? logTicks(low, high, Math.max(2, Math.floor(side / 34))) : ticks(low, high, Math.max(3, Math.floor(side / 52)));
+  const v = line(low, high, p0, p1), marks = log ? logTicks(low, high, p1 - p0) : ticks(low, high, Math.max(3, Math.floor(side / 52)));
   if (map.band) draw(svg, "rect", { x: v(map.band[0]), width: v(map.band[1]) - v(map.band[0]), y: top, height: bottom - top, class: "band" });
   for (const [at] of marks) draw(svg, "line", { x1: v(at), x2: v(at), y1: top, y2: bottom, class: "grid" });
   if (map.scale === "signed") draw(svg, "line", { x1: v(0), x2: v(0), y1: top, y2: bottom, class: "axis" });
@@ -300,7 +308,7 @@ function drawBar(bar) {
   strip.style.background = `linear-gradient(to right, ${Array.from({ length: 33 }, (_, i) => `rgb(${colour(i / 32).join(",")})`).join(",")})`;
   bar.append(strip);
   const svg = draw(bar, "svg", { width, height: 20, "aria-hidden": "true" }), x = line(low, high, 0, width);
-  const marks = map.scale === "log" ? logTicks(low, high, 6) : ticks(low, high, 4);
+  const marks = map.scale === "log" ? logTicks(low, high, width) : ticks(low, high, 4);
   for (const [v, text] of marks) { draw(svg, "line", { x1: x(v), x2: x(v), y1: 0, y2: 4, class: "axis" }); label(svg, x(v), 16, text); }
   if (map.band) { const [a, b] = map.band.map((v) => clamp(x(v), 0, width)); if (b > a) draw(svg, "line", { x1: a, x2: b, y1: 1.5, y2: 1.5, class: "band-line" }); }
 }

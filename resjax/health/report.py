@@ -174,9 +174,9 @@ def training_section(charts: list[dict[str, Any]], rows: list[dict[str, Any]]) -
     no_lines = "The run does not state its baselines (yet), so no level marks what counts as learning."
     sentences = {
         "loss": lines if charts[0]["lines"] else no_lines,
-        "lr": "Warm-up, then decay, as scheduled.",
+        "lr": "As optimizer.warmup and optimizer.schedule say.",
         "grad_norm": "Isolated peaks are usual; a steady rise is not.",
-        "tokens_per_s": "Level after the first rows, which may include compilation.",
+        "tokens_per_s": "Normally level; other work on the machine shows as dips.",
     }
     steps, loss = series(rows, "loss")
     if not np.isfinite(loss).all():
@@ -250,7 +250,8 @@ def map_place(
         f'<div class="panel" data-map="{figure.probe}" data-panel="{i}"></div>' for i in range(len(drawn["panels"]))
     )
     band = f'<span class="band-key"><i></i>{escape(BAND_NOTE)}</span>' if figure.band else ""
-    binned = f"<span>{escape(text)}</span>" if (text := figures.binned(record, figure)) else ""
+    notes = filter(None, (figures.all_low(record, figure), figures.binned(record, figure)))
+    binned = "".join(f"<span>{escape(text)}</span>" for text in notes)
     return (
         f'<figure class="map n{len(drawn["panels"])}" id="{figure.probe}">{heading(figure.title, figure.unit)}'
         f'<div class="words"><p>{escape(figure.what)}</p>'
@@ -331,11 +332,13 @@ def numbers(summary: Mapping[str, Any], rows: list[dict[str, Any]], dtype: str) 
     held_out, held_out_text = last("eval_loss", "eval_loss", "{:.3f}")
     bigram = section(summary, "baselines").get("bigram")
     gap = bigram - held_out if isinstance(bigram, int | float) and held_out is not None else math.nan
+    loss_of = "mean of last rows" if "train_loss" in summary else "last row"
+    speed_of = "median" if "tokens_per_s" in summary else "last row"
     cells = [
         ("held-out loss", held_out_text, "nats per token"),
         (f"{'above' if gap < 0 else 'below'} the bigram", f"{abs(gap):.3f}" * math.isfinite(gap), "nats per token"),
-        ("training loss", last("train_loss", "loss", "{:.3f}")[1], "nats per token"),
-        ("speed", last("tokens_per_s", "tokens_per_s", "{:,.0f}")[1], "tokens a second"),
+        ("training loss", last("train_loss", "loss", "{:.3f}")[1], f"nats, {loss_of}"),
+        ("speed", last("tokens_per_s", "tokens_per_s", "{:,.0f}")[1], f"tokens a second, {speed_of}"),
         ("stream", dtype, "dtype" + (" in the running program" if summary.get("stream_dtype") else " as configured")),
     ]
     return "".join(f"<div><dt>{a}</dt><dd>{escape(b)}</dd><small>{c}</small></div>" for a, b, c in cells if b)

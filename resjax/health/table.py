@@ -39,7 +39,7 @@ def print_health(record: HealthRecord, health: Mapping[str, Any], scheme: str = 
         console.print("Residual health: no step was recorded.")
         return
     found = health.get("findings") or []
-    table, spread = health_table(record, health, fancy, console.width)
+    table, spread, hidden = health_table(record, health, fancy, console.width)
     console.print(Text(_title(record, scheme), style="bold"))
     if fancy:
         console.print(table)
@@ -47,7 +47,7 @@ def print_health(record: HealthRecord, health: Mapping[str, Any], scheme: str = 
         with console.capture() as capture:
             console.print(table)
         console.print("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
-    console.print(Text(_legend(record, spread, bool(found)), style="dim"))
+    console.print(Text(_legend(record, spread, hidden, bool(found)), style="dim"))
     if not found:
         console.print(Text("Healthy: no check found anything.", style="green"))
     for finding in found:
@@ -61,9 +61,9 @@ def print_health(record: HealthRecord, health: Mapping[str, Any], scheme: str = 
 
 def health_table(
     record: HealthRecord, health: Mapping[str, Any], fancy: bool = False, width: int = PLAIN_WIDTH
-) -> tuple[Table, bool]:
-    """The table by depth, and whether its ranges show their spread: where ``width`` is short they show their median
-    instead, and where that is not enough columns go, last first.
+) -> tuple[Table, bool, int]:
+    """The table by depth, whether its ranges show their spread, and how many columns are left out: where ``width`` is
+    short ranges show their median instead, and where that is not enough columns go, last first.
     """
     columns = _columns(record, {finding["kind"] for finding in health.get("findings") or []})
     measure = Console(width=PLAIN_WIDTH)
@@ -71,7 +71,7 @@ def health_table(
         table = _table(record, columns[:count], spread, fancy)
         if Measurement.get(measure, measure.options, table).maximum <= width:
             break
-    return table, spread
+    return table, spread, len(columns) - count
 
 
 def ranges(depth: int, rows: int = ROWS) -> list[tuple[int, int]]:
@@ -220,9 +220,10 @@ def _title(record: HealthRecord, scheme: str) -> str:
     )
 
 
-def _legend(record: HealthRecord, spread: bool, marks: bool) -> str:
+def _legend(record: HealthRecord, spread: bool, hidden: int, marks: bool) -> str:
     last = record.steps[-findings.LAST_ROWS :]
     end = f"end: median of steps {last[0]} to {last[-1]}" if len(last) > 1 else f"end: step {last[0]}"
     text = f"start: step {record.steps[0]}; {end}; columns without a start show the end"
     shown = "smallest..largest" if spread else "the median"
-    return text + f"; rows of several sites show {shown}" + ("; !: see the findings" if marks else "")
+    text += f"; rows of several sites show {shown}" + ("; !: a finding speaks of a site here" if marks else "")
+    return text + (f"; a wider terminal shows {hidden} more column{'s' * (hidden > 1)}" if hidden else "")
