@@ -28,7 +28,7 @@ NEAR_LIMIT = 0.5
 # One learning rate cannot serve gradients a thousandfold apart; healthy deep stacks stay within one or two decades.
 GRADIENT_SPREAD = 1e3
 # Schemes whose branches start (nearly) shut on purpose.
-STARTS_SHUT = frozenset({"rezero", "layerscale"})
+STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup", "prores", "branchnorm"})
 SCALE_FIELDS = ("scale", "at")
 
 BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
@@ -225,7 +225,10 @@ def gradient_spread(record: HealthRecord) -> list[Finding]:
     low = np.unravel_index(int(np.where(known, end, np.inf).argmin()), end.shape)
     high = np.unravel_index(int(np.where(known, end, -np.inf).argmax()), end.shape)
     where = f"block {low[0]}, {names[low[1]]} (smallest) to block {high[0]}, {names[high[1]]} (largest)"
-    spread = f"{end[high] / end[low]:.2g}-fold" if end[low] > 0 else "down to exactly 0"
+    spread = "down to exactly 0"
+    if end[low] > 0:
+        factor = end[high] / end[low]
+        spread = f"{factor:.2g}-fold" if factor < 100 else f"{factor:,.0f}-fold"
     evidence = f"gradient at the stream {end[low]:.2g} to {end[high]:.2g}, {spread}, above {GRADIENT_SPREAD:g}"
     advice = (
         "Small at the input: gradients vanish on the way down (no skip, a skip below 1, a norm on the trunk of a "
