@@ -501,6 +501,8 @@ CONTRADICTIONS = [
         ["model.norm_gain", "no norm with a gain"],
     ),
     ({"residual.name": "deepnorm", "init.out_scale": "1"}, ["init.out_scale", "residual.name is 'deepnorm'"]),
+    ({"residual.name": "completep", "init.out_scale": "1"}, ["init.out_scale", "residual.name is 'completep'"]),
+    ({"residual.name": "zero_init", "init.out_scale": "1"}, ["init.out_scale", "residual.name is 'zero_init'"]),
     (
         {"residual.scale": "0.5", "residual.attention.scale": "0.1", "residual.mlp.scale": "0.2"},
         ["residual.scale is 0.5", "residual.attention.scale and residual.mlp.scale win"],

@@ -304,7 +304,7 @@ def _refuse_unusable(made: Scheme, config: ConfigDict) -> None:
     for where, _ in made.at:
         if where.kind not in (None, *KINDS[config.model.family]):
             raise not_one_of(f"a kind in 'at' of residual.name '{name}'", where.kind, KINDS[config.model.family])
-    for rules in ("init", "optim"):
+    for rules in ("init", "optim", "project"):
         for role in getattr(made, rules):
             if role not in ROLES:
                 raise not_one_of(f"a role in {rules} of residual.name '{name}'", role, ROLES)
@@ -413,7 +413,7 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
         ("model.norm_gain", real - {"unit"}, "has no norm with a gain", ("model.norm",)),
         (
             "init.out_scale",
-            not all(rule is not None and rule.family == "xavier" for rule in own),
+            any(rule is None or (rule.family == "base" and rule.gain != 0.0) for rule in own),
             "starts the matrices that write to the stream by a rule of its own",
             (),
         ),
