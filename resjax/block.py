@@ -1,6 +1,7 @@
 """What is one block? Its sites in order, probed and tapped; as a whole or in the units that a backward pass can take back."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +10,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from resjax.residual import Connection, Context, Site, tap
-from resjax.residual.carry import Around, Carry, CarrySpec
-from resjax.residual.connection import COIN
+from resjax.residual.carry import Around, Carry, CarrySpec, Flow
+from resjax.residual.connection import coin
 from resjax.residual.inside import Side
 
 Probes = dict[str, jax.Array]
@@ -84,7 +85,7 @@ class Block(nnx.Module):
             inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
             inner = watched(inner, i, layer, context)
             handed |= given
-            rows.append(measured(context, context.measure, flow) if context.measure is not None else {})
+            rows.append(probed(context, connection.carry, flow))
         probes = stacked(rows)
         if context.measure_block is not None:
             probes |= measured(context, context.measure_block, entry, inner)
@@ -105,7 +106,7 @@ class Block(nnx.Module):
         stream, flow = self.sites[unit].write(stream, memo, update, site, layer.numbers[unit], last, context)
         if not self.spec.rows:
             stream = watched(stream, unit, layer, context)
-        return stream, measured(context, context.measure, flow) if context.measure is not None else {}
+        return stream, probed(context, self.sites[unit].carry, flow)
 
     def undo(self, unit: int, stream: Any, update: Any, layer: Layer) -> Any:
         """The stream before the unit, from that after it."""
@@ -116,16 +117,8 @@ class Block(nnx.Module):
 
     def _around(self, site: Site, context: Context) -> Around:
         """What an outer carry is lent: no gains and norms of its own."""
-
-        def coin(probability: float) -> jax.Array:
-            if not context.train:
-                return jnp.asarray(True)
-            if context.key is None:
-                raise ValueError("leaving out blocks needs a key: give one in the context, or train=False")
-            key = jax.random.fold_in(jax.random.fold_in(context.key, site.s * len(self.sites)), COIN)
-            return jax.random.bernoulli(key, probability)
-
-        return Around(lambda name, x: x, lambda name, x: x, None, site, coin)
+        first = site.s * len(self.sites)
+        return Around(lambda name, x: x, lambda name, x: x, None, site, partial(coin, first, context))
 
 
 def whole(places: list[Site]) -> Site:
@@ -144,6 +137,14 @@ def watched(x: Any, unit: int, layer: Layer, context: Context) -> Any:
 
 def stacked(rows: list[Probes]) -> Probes:
     return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def probed(context: Context, carry: Carry, flow: Flow) -> Probes:
+    """The probes of one site; what they look at is worked out in the steps that measure only."""
+    if context.measure is None:
+        return {}
+    measure = context.measure
+    return measured(context, lambda *parts: measure(carry.viewed(Flow(*parts))), *flow)
 
 
 def measured(context: Context, measure: Callable[..., Probes], *arrays: Any) -> Probes:

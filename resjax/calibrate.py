@@ -7,6 +7,10 @@ Admin (Liu et al. 2020, 2004.08249): from the first site to the last, with r = 1
 and the pass goes on with the gains as they are being set. In float32, without dropout.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -15,9 +19,9 @@ from resjax.residual import Context
 from resjax.stack import Stack
 
 
-def calibrate(stack: Stack, embedded: jax.Array) -> Stack:
+def calibrate(stack: Stack, embedded: jax.Array, knobs: Mapping[str, Any] = MappingProxyType({})) -> Stack:
     """The stack with the learned vectors of ``skip`` set from one batch (batch, ..., width), as it enters the first block."""
-    context = Context(compute=jnp.float32)
+    context = Context(compute=jnp.float32, knobs=knobs)
     stream, root = embedded.astype(jnp.float32), jnp.float32(1)
     for run, blocks in zip(stack.plan, stack.runs, strict=True):
         numbers = stack.numbers(run, context)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resjax.errors import Refused, nearest
-from resjax.main import BAD_INPUT, Parser
+from resjax.main import Parser, answer, refuse_unknown
 
 OPTIONS = ("filter", "json", "markdown", "check", "help")
 
@@ -28,35 +28,31 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--check",
         metavar="FILE.py:NAME",
-        help="check a scheme (one's own, or an entry): what holds and what fails, in words",
+        help="check a scheme (one's own, an entry, or NAME:FORM of one): what holds and what fails, in words",
     )
     return made
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    try:
-        arguments, unknown = parser().parse_known_args(sys.argv[1:] if words is None else words)
-        if unknown:
-            hint = nearest(unknown[0].lstrip("-").partition("=")[0], OPTIONS).replace("'", "--", 1).replace("'", "")
-            raise Refused(f"'{unknown[0]}' is no option of this command{hint}")
-        if arguments.json and arguments.markdown:
-            raise Refused("--json and --markdown exclude each other")
-        if arguments.check:
-            if arguments.filter or arguments.json or arguments.markdown:
-                raise Refused("--check stands alone: leave out --filter, --json and --markdown")
-            return check(arguments.check)
-        rows = found(arguments.filter)
-        if arguments.json:
-            print(json.dumps(rows, indent=1))
-        elif arguments.markdown:
-            print(markdown(rows), end="")
-        else:
-            print(listing(rows), end="")
-        return 0
-    except Refused as refused:
-        print(refused, file=sys.stderr)
-        return BAD_INPUT
+    return answer(lambda: _list(sys.argv[1:] if words is None else words))
+
+
+def _list(words: Sequence[str]) -> int:
+    arguments, unknown = parser().parse_known_args(words)
+    refuse_unknown(unknown, OPTIONS)
+    if arguments.json and arguments.markdown:
+        raise Refused("--json and --markdown exclude each other")
+    if arguments.check is not None:
+        if arguments.filter or arguments.json or arguments.markdown:
+            raise Refused("--check stands alone: leave out --filter, --json and --markdown")
+        return check(arguments.check)
+    rows = found(arguments.filter)
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print(markdown(rows) if arguments.markdown else listing(rows), end="")
+    return 0
 
 
 def found(text: str | None) -> list[dict[str, Any]]:
@@ -120,8 +116,10 @@ def check(name: str) -> int:
     """Run the checks on one scheme, a line each; 1 if one fails."""
     from resjax.check import checks
     from resjax.config.scheme import entry
+    from resjax.residual import CATALOGUE
 
-    scheme, failed = entry(name), 0
+    base, _, form = name.partition(":")
+    scheme, failed = entry(base, form) if base in CATALOGUE and form else entry(name), 0
     print(f"{name}: {scheme.equation}")
     for outcome in checks(scheme):
         print(

@@ -46,8 +46,8 @@ def test_the_equation(name, depth):
     model = make(ALL[name], depth=depth, out_scale=1 / sqrt(2 * depth))
     want, _, read = language_model(model, TOKENS, FORMS[name], Options(step=float(step)))
     got = forward(model, Context(step=step))
-    # one long sum of float32 numbers a site: errors add up over 48 sites
-    assert relative(got, want) < (1e-5 if depth < 24 else 5e-5)
+    # float32 errors add up over 48 sites (MUDDFormer, 7e-5; in float64 it is the equation to 4e-14)
+    assert relative(got, want) < (1e-5 if depth < 24 else 1e-4)
     unread = {id(v) for v in variables(model)} - read.seen
     assert not unread or depth == 1, "a parameter that the equation does not have"
 
@@ -307,6 +307,8 @@ def test_the_listing_and_its_forms(capsys):
         (["--check=pre_lm"], "did you mean 'pre_ln'"),
         (["--check=none.py:x"], "does not exist"),
         (["--check=pre_ln", "--json"], "--check stands alone"),
+        (["--check="], "residual.name is ''"),
+        (["--check=attnres:blok"], "did you mean 'block'"),
     ],
 )
 def test_bad_input(words, part, capsys):

@@ -76,12 +76,13 @@ def test_ngpt_holds_its_matrices_to_norm_one():
         params = trained(parts, count).params
         held = 0
         for variable in jax.tree.leaves(params, is_leaf=is_variable):
-            axes = {parts.scheme.project.get(role) for role in variable.role}
-            norms = np.linalg.norm(np.asarray(variable[...]), axis=place(variable, "in" if axes == {"in"} else "out"))
-            if axes != {None}:
-                held += 1
-                np.testing.assert_allclose(norms, 1, atol=1e-5)
-        assert held == 6  # embedding, head, qkv, two writers, fc_in
+            value = np.asarray(variable[...])
+            matrices = [value] if len(variable.role) == 1 else list(np.moveaxis(value, -2, 0))
+            for role, matrix in zip(variable.role, matrices, strict=True):
+                if axis := parts.scheme.project.get(role):
+                    held += 1
+                    np.testing.assert_allclose(np.linalg.norm(matrix, axis=place(role, axis)), 1, atol=1e-5)
+        assert held == 2 + 3 + 2 + 2  # embedding and head; q, k, v; the gate's two; two that write
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -401,7 +401,7 @@ def test_a_cell_that_leaves_the_numbers_is_marked_and_not_tried_again(config, tm
     more = {"train__on_nonfinite": policy, "train__steps": 40, "optimizer__warmup": 0, "train__log_every": 3}
     assert swept(config, folder, *options, **more) == 1
     good, bad = lines(folder)
-    assert (good["status"], bad["status"], bad["outcome"]) == ("done", "diverged", "nan")
+    assert (good["status"], bad["status"], bad["outcome"]) == ("done", "diverged", "nonfinite")
     assert bad["error"].startswith("step ") and "not finite" in bad["error"]
     assert ("the first non-finite value is in the forward pass" in bad["error"]) == (policy == "stop")
     assert bad["eval_loss"] is None and bad["last_loss"] == "nan" and bad["steps"] < 40
@@ -488,7 +488,7 @@ FLOORS = Floors(2.8, 2.3, 1.8)
 @pytest.mark.parametrize(
     "losses, cosine, expected",
     [
-        ([3.5, float("nan")], 0.1, "nan"),
+        ([3.5, float("nan")], 0.1, "nonfinite"),
         ([3.5, 2.0, 3.6], 0.1, "diverged"),
         ([3.5, 2.81], 0.99, "collapsed"),
         ([3.5, 2.81], 0.5, "partial"),

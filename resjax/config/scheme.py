@@ -1,7 +1,7 @@
 """Which residual scheme does a configuration mean? A catalogue entry or the user's own, with overrides."""
 
 import hashlib
-import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,12 +20,14 @@ from resjax.config.schema import FIELDS, KINDS
 from resjax.config.tree import flat
 from resjax.config.validate import said
 from resjax.errors import Refused, nearest, not_one_of
-from resjax.residual import CATALOGUE, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
+from resjax.residual import CATALOGUE, KERNEL_ROLES, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
 from resjax.residual.entries import FORMS
+from resjax.residual.entries.streams import GROUPS, STREAMS
 from resjax.residual.gains import DepthPower, Linear, is_rule
 from resjax.residual.scheme import GAINS
 
 WHAT = "the file of residual.name"
+FILE_SCHEME = re.compile(r".*\.py:\w+")
 SETS = {
     "scale_kind": "scale",
     "skip_kind": "skip",
@@ -81,11 +83,12 @@ def scheme(config: ConfigDict) -> Scheme:
     """
     first = _entry_of(config)
     overrides = _overrides(config)
-    places = _Places(KINDS[config.model.family], config.model.depth, _edges(first, overrides, config.model.depth))
+    kinds = KINDS[config.model.family]
+    places = _Places(first.sites(kinds), config.model.depth, _edges(first, overrides, config.model.depth))
     try:
         made = _apply(first, overrides, places)
-        made.runs(places.kinds, places.depth)
-        made.carry.refuse(made.sites(places.kinds), config.model.width)
+        made.runs(kinds, places.depth)
+        made.carry.refuse(made.sites(kinds), config.model.width)
     except ValueError as error:  # the record's own checks, such as a field that its carry does not use
         raise Refused(f"residual.name is '{config.residual.name}': {error}") from None
     _refuse_unusable(made, config)
@@ -102,7 +105,8 @@ def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:
     """
     first = _entry_of(config)
     overrides = [_with_knobs(override, paths) for override in _overrides(config)]
-    places = _Places(KINDS[config.model.family], config.model.depth, _edges(first, overrides, config.model.depth))
+    kinds = first.sites(KINDS[config.model.family])
+    places = _Places(kinds, config.model.depth, _edges(first, overrides, config.model.depth))
     try:
         made = _apply(first, overrides, places)
     except Refused:
@@ -139,19 +143,33 @@ def entry(name: str, form: str | None = None, streams: int | None = None, groups
         if form not in options:
             raise not_one_of(f"residual.form of '{base}'", form, options)
         made = options[form]
-    for field, value, attribute in (("streams", streams, ("n", "m")), ("groups", groups, ("groups",))):
-        if value is None:
-            continue
-        names = [one for one in attribute if hasattr(made.carry, one)]
-        if not names:
-            raise Refused(f"residual.{field} is {value}, which has no effect: '{name}' carries {made.carried}")
-        made = made.but(carry=replace(made.carry, **{names[0]: value}))
+    if streams is not None:
+        if base not in STREAMS:
+            raise Refused(
+                f"residual.streams is {streams}, which has no effect: '{base}' is none of {', '.join(STREAMS)}"
+            )
+        try:
+            made = STREAMS[base](form, streams)
+        except ValueError as error:
+            raise Refused(f"residual.streams is {streams}: {error}") from None
+    if groups is not None:
+        if base not in GROUPS or form != "block":
+            raise Refused(
+                f"residual.groups is {groups}, which has no effect: only attnres with residual.form=block has groups"
+            )
+        made = GROUPS[base](groups)
     return composed(made, [_one(other) for other in more], name)
 
 
 def _joined(name: str) -> list[str]:
     """The schemes that a name joins by '+'; a file's path may have one too."""
-    return [name] if os.path.exists(name.rpartition(":")[0]) else name.split("+")
+    found, piece = [], ""
+    for part in name.split("+"):
+        piece = f"{piece}+{part}" if piece else part
+        if piece in CATALOGUE or FILE_SCHEME.fullmatch(piece):
+            found.append(piece)
+            piece = ""
+    return [*found, *piece.split("+")] if piece else found
 
 
 def _entry_of(config: ConfigDict) -> Scheme:
@@ -189,14 +207,16 @@ def _schemes(path: str, source: bytes) -> dict[str, Scheme]:
 
 
 def source(config: ConfigDict) -> dict[str, str] | None:
-    """The user's own file, as stored with a run: path, sha256 and text; None for an entry of the catalogue."""
-    name = config.residual.name
-    files = [one for one in _joined(name) if one not in CATALOGUE]
-    if not files:
+    """The user's own files, as stored with a run: path, sha256 and text (of several, joined); None without any."""
+    paths = [one.rpartition(":")[0] for one in _joined(config.residual.name) if one not in CATALOGUE]
+    if not paths:
         return None
-    path = files[0].rpartition(":")[0]
-    content = read(path, WHAT)
-    return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "text": content.decode("utf-8", "replace")}
+    contents = [read(path, WHAT) for path in dict.fromkeys(paths)]
+    return {
+        "path": "+".join(dict.fromkeys(paths)),
+        "sha256": hashlib.sha256(b"\0".join(contents)).hexdigest(),
+        "text": "\n".join(content.decode("utf-8", "replace") for content in contents),
+    }
 
 
 def _overrides(config: ConfigDict) -> list[Override]:
@@ -404,16 +424,37 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
     """Refuse settings outside of ``residual`` that nothing under this scheme reads."""
     sites = [made.resolve(kind, begin, places.depth) for begin, _ in places.pieces for kind in places.kinds]
     norms = {getattr(site, field) for site in sites for field in NORM_FIELDS} | {made.final_norm}
+    norms |= {getattr(point, "norm", None) for site in sites for point in site.inside.values()}
+    carry = made.outer or made.carry
     real = {config.model.norm if norm == "norm" else norm for norm in norms} - {None, "none"}
     who = f"residual.name is '{config.residual.name}', which{' with these overrides' if made != first else ''}"
     own = [site.init.get("write") for site in sites]
     for field, read_by_run, why, more in (
         ("model.norm", "norm" in norms, "has no norm that follows model.norm", ()),
-        ("model.norm_eps", real or config.model.qk_norm, "has no norm", ("model.norm", "model.qk_norm")),
+        (
+            "model.norm_eps",
+            real - {"dyt", "derf"} or config.model.qk_norm or carry.own_norms,
+            "has no norm",
+            ("model.norm", "model.qk_norm"),
+        ),
         ("model.norm_gain", real - {"unit"}, "has no norm with a gain", ("model.norm",)),
         (
+            "model.remat",
+            not (carry.undoable and config.model.scan),
+            "takes its updates back instead of storing or recomputing streams",
+            ("model.scan",),
+        ),
+        (
+            "model.tied",
+            "head" not in {**made.init, **made.project},
+            "starts or holds the head by a rule of its own, and there is none",
+            (),
+        ),
+        ("optimizer.weight_decay", _decays(made), "lets no weight decay", ()),
+        (
             "init.out_scale",
-            any(rule is None or (rule.family == "base" and rule.gain != 0.0) for rule in own),
+            "write" not in made.project
+            and any(rule is None or (rule.family == "base" and rule.gain != 0.0) for rule in own),
             "starts the matrices that write to the stream by a rule of its own",
             (),
         ),
@@ -421,6 +462,11 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
         if not read_by_run and said(config, field, (*_RESIDUAL, *more)):
             cause = f"model.norm is 'none' and {who}" if config.model.norm == "none" and more else who
             raise Refused(f"{field} is {show(flat(config)[field])}, which has no effect: {cause} {why}")
+
+
+def _decays(made: Scheme) -> bool:
+    """Whether any weights decay under the scheme's rules: by default the kernels do."""
+    return any(made.optim.get(role) is None or made.optim[role].decay is not False for role in KERNEL_ROLES)
 
 
 def describe(config: ConfigDict) -> list[str]:
@@ -444,6 +490,11 @@ def describe(config: ConfigDict) -> list[str]:
                     lines.append(
                         f"{name} {verb} {number} (the rule {getattr(rule, '__name__', rule)} at depth {depth})"
                     )
+    carry = made.outer or made.carry
+    if carry.undoable and not carry.rows and config.precision.stream != "float32":
+        lines.append(
+            f"note: the stream is computed back in {config.precision.stream} (precision.stream), and drifts; float32 is exact to 1e-6"
+        )
     if any(
         "norm" in (made.final_norm, *(getattr(site, field) for field in NORM_FIELDS))
         for site, _ in _resolved(made, config)

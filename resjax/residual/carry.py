@@ -72,6 +72,10 @@ class Carry(nnx.Module):
         """The stream after the site, and what flowed. ``update`` is None where the branch's gain is 0."""
         raise NotImplementedError
 
+    def viewed(self, flow: Flow) -> Flow:
+        """The flow as probes see it; called in the steps that measure only, so what costs something is worked out here."""
+        return flow
+
     def undo(self, stream: Any, update: jax.Array | None, site: Site) -> Any:
         """The stream before the site, from that after it. The law: ``read`` gives the same of both. Undoable carries only."""
         raise NotImplementedError
@@ -83,17 +87,21 @@ class CarrySpec:
 
     Attributes:
       uses: which of skip, entry, norm_after and keep_normed it honours; a scheme that sets others is refused.
+      lacks: what of the wrapper has no meaning for it, such as drop.
       undoable: the stream before a site can be had from that after it, so a stack need not store it; see ``undo``.
       rows: what is carried is a buffer of outputs: gradients are watched at what is written, not at the whole.
       blockwise: what is carried is one array, so that a block's change of it can be measured.
+      own_norms: it has norms of its own.
       views: names of what an outer carry's ``read`` gives the attention of a block, beside the skip 'r'; empty = one array.
       carries: in words, for listings.
     """
 
     uses: ClassVar[frozenset[str]] = frozenset()
+    lacks: ClassVar[frozenset[str]] = frozenset()
     undoable: ClassVar[bool] = False
     rows: ClassVar[bool] = False
     blockwise: ClassVar[bool] = False
+    own_norms: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ()
     carries: ClassVar[str] = "one stream"
 

@@ -44,7 +44,7 @@ class Context:
       train: training (dropout, stochastic depth, ``scale``) or not (``scale_eval``).
       key: one PRNG key a step; None where nothing is random.
       step: optimizer steps done, for rules that move with training.
-      knobs: values of :class:`~resjax.residual.equation.Knob` by name.
+      knobs: values of :class:`~resjax.residual.gains.Knob` by name.
       measure: what is measured of each site's :class:`Flow`; None = nothing.
       measure_block: what is measured of the stream (before, after) a block; None = nothing.
       on: traced boolean, whether to measure in this call; the shapes of the results do not depend on it.
@@ -163,13 +163,10 @@ class Connection(nnx.Module):
             module = getattr(self, name)
             return x if module is None else module(x)
 
-        def coin(probability: float) -> jax.Array:
-            if not context.train:
-                return jnp.asarray(True)
-            return jax.random.bernoulli(self._key(site, COIN, context), probability)
-
         gain = partial(self._amplify, numbers=numbers, context=context)
-        return self.carry.write(stream, memo, update, Around(gain, norm, entry, site, coin, normed))
+        return self.carry.write(
+            stream, memo, update, Around(gain, norm, entry, site, partial(coin, site.s, context), normed)
+        )
 
     def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
         module: Any = self.norm_in
@@ -195,22 +192,17 @@ class Connection(nnx.Module):
                 return None if value == 0.0 else scaled(value, x)
         return scaled(numbers[name], x)
 
-    def _key(self, site: Site, use: int, context: Context) -> jax.Array:
-        if context.key is None:
-            raise ValueError("dropout and stochastic depth need a key: give one in the context, or train=False")
-        return jax.random.fold_in(jax.random.fold_in(context.key, site.s), use)
-
     def _drop_features(self, y: jax.Array, site: Site, context: Context) -> jax.Array:
         if not context.train or self.dropout == 0.0:
             return y
-        return dropout(self._key(site, DROPOUT, context), y, self.dropout)
+        return dropout(key_of(site.s, DROPOUT, context), y, self.dropout)
 
     def _drop_path(self, y: jax.Array | None, site: Site, gain: Callable, context: Context) -> jax.Array | None:
         """Stochastic depth (Huang et al. 2016): the whole update of a sample is dropped, kept ones are divided by 1 - rate."""
         if y is None or not context.train or self.scheme.drop == 0.0:
             return y
         keep = 1.0 - gain("drop", jnp.ones((), jnp.float32))
-        mask = jax.random.bernoulli(self._key(site, DROP_PATH, context), keep, (y.shape[0],) + (1,) * (y.ndim - 1))
+        mask = jax.random.bernoulli(key_of(site.s, DROP_PATH, context), keep, (y.shape[0],) + (1,) * (y.ndim - 1))
         return jnp.where(mask, y / jnp.where(keep > 0, keep, 1.0).astype(y.dtype), jnp.zeros((), y.dtype))
 
 
@@ -218,3 +210,15 @@ def dropout(key: jax.Array, x: jax.Array, rate: float) -> jax.Array:
     """Each element dropped with probability ``rate``, the others divided by 1 - rate."""
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
     return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+
+def key_of(number: Any, use: int, context: Context) -> jax.Array:
+    """The random key of site ``number`` (from 0) for one use of chance."""
+    if context.key is None:
+        raise ValueError("dropout, stochastic depth and LayerDrop need a key: give one in the context, or train=False")
+    return jax.random.fold_in(jax.random.fold_in(context.key, number), use)
+
+
+def coin(number: Any, context: Context, probability: float) -> jax.Array:
+    """One boolean for all samples, drawn at site ``number``; True outside training."""
+    return jax.random.bernoulli(key_of(number, COIN, context), probability) if context.train else jnp.asarray(True)

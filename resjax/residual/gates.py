@@ -20,11 +20,6 @@ def matmul(x: jax.Array, weights: Any) -> jax.Array:
     return x @ weights[...].astype(x.dtype)
 
 
-def moved(before: jax.Array, after: jax.Array) -> Flow:
-    """The flow of a gate: the update is what changed, since the branch's output is a proposal only."""
-    return Flow(before, after, None, (exact(after) - exact(before)).astype(before.dtype), before, before)
-
-
 class Gate(Carry):
     """One array, replaced by a mix of itself and the branch's output."""
 
@@ -34,7 +29,11 @@ class Gate(Carry):
     def write(self, stream: jax.Array, memo: None, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         proposal = jnp.zeros_like(exact(stream)) if update is None else exact(update)
         after = self.mixed(exact(stream), proposal, around.site).astype(stream.dtype)
-        return after, moved(stream, after)
+        return after, Flow(stream, after, None, after, stream, stream)
+
+    def viewed(self, flow: Flow) -> Flow:
+        """The update of a gate is what changed, since the branch's output is a proposal only."""
+        return flow._replace(update=(exact(flow.after) - exact(flow.before)).astype(flow.before.dtype))
 
     def mixed(self, stream: jax.Array, proposal: jax.Array, site: Site) -> jax.Array:
         """Both in float32 or better."""
@@ -49,6 +48,7 @@ class Highway(CarrySpec):
     """
 
     bias: float = -2.0
+    lacks: ClassVar = frozenset({"drop"})  # a proposal that is not there is not a stream that stays
     blockwise: ClassVar = True
 
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "HighwaySite":
@@ -74,6 +74,7 @@ class GRU(CarrySpec):
     """
 
     bias: float = 2.0
+    lacks: ClassVar = frozenset({"drop"})  # a proposal that is not there is not a stream that stays
     blockwise: ClassVar = True
 
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "GRUSite":
@@ -109,6 +110,7 @@ class Sphere(CarrySpec):
     """
 
     start: float = 0.05
+    lacks: ClassVar = frozenset({"drop"})  # a proposal that is not there is not a stream that stays
     blockwise: ClassVar = True
 
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "SphereSite":

@@ -76,7 +76,7 @@ class DepthQuery(nnx.Module):
     def __call__(self, buffer: jax.Array, there: jax.Array) -> jax.Array:
         """The mix of the rows that are ``there`` (rows,)."""
         wide = exact(buffer)
-        by = (self.gain[...] * self.query[...]).astype(wide.dtype)
+        by = self.gain[...].astype(wide.dtype) * self.query[...].astype(wide.dtype)
         # the norm's denominator goes to the score, so that no normalised copy of the buffer is made
         scores = wide @ by * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1) + self.eps)
         mask = there.reshape(-1, *(1,) * (scores.ndim - 1))
@@ -91,6 +91,7 @@ class DepthAttention(CarrySpec):
     """
 
     undoable: ClassVar = True
+    own_norms: ClassVar = True
     rows: ClassVar = True
     carries: ClassVar = "the outputs of all sites"
 
@@ -132,6 +133,7 @@ class BlockDepthAttention(CarrySpec):
     """
 
     groups: int = 8
+    own_norms: ClassVar = True
     rows: ClassVar = True
     carries: ClassVar = "the sums of groups of sites"
 
@@ -294,7 +296,11 @@ class LadderBlock(Rows):
 
 @dataclass(frozen=True)
 class Dropped(CarrySpec):
-    """LayerDrop (Fan et al. 2019, 1909.11556): in training, a whole block is left out for the whole batch with ``rate``; no rescale."""
+    """LayerDrop (Fan et al. 2019, 1909.11556): in training, a whole block is left out with ``rate``; no rescale.
+
+    One draw for all samples that are worked through at once: under accumulation each part of a batch draws its own. The block is
+    computed all the same, so nothing is saved.
+    """
 
     rate: float = 0.2
 
@@ -333,6 +339,7 @@ class Mudd(CarrySpec):
     ppn: bool = False
     views: ClassVar = VIEWS
     undoable: ClassVar = True
+    own_norms: ClassVar = True
     rows: ClassVar = True
     carries: ClassVar = "the outputs of all blocks"
 

@@ -63,7 +63,7 @@ class Portion:
 
     def span(self, depth: int) -> tuple[int, int]:
         """As :meth:`Blocks.span`."""
-        return int(self.begin * depth), int(self.end * depth)
+        return int(self.begin * depth + 1e-9), int(self.end * depth + 1e-9)  # 0.29 of 100 is 29
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,24 @@ class Scheme:
                 raise ValueError(
                     f"{field} has no meaning for the carry of '{self.name}': it uses {sorted(self.carry.uses) or 'none'}"
                 )
+        if self.drop != 0.0 and "drop" in self.carry.lacks:
+            raise ValueError(f"drop has no meaning for the carry of '{self.name}', which gates what it keeps")
+        for role, axis in self.project.items():
+            if axis not in ("in", "out"):
+                raise ValueError(f"project of '{role}' is '{axis}', which is neither in nor out")
+            if role in self.init and self.init[role].gain == 0.0:
+                raise ValueError(f"'{role}' starts at 0 and is held to norm 1, which cannot both be")
+        if self.calibrate and (
+            type(self.carry) is not OneStream
+            or self.outer is not None
+            or self.share
+            or self.skip != Learned(1.0, "vector")
+            or any("skip" in overrides for _, overrides in self.at)
+        ):
+            raise ValueError(
+                f"'{self.name}' sets the learned vector of skip at every site from data: nothing else can set skip, "
+                "and the stream must be one, without side channels"
+            )
         if self.keep_normed and self.norm_in is None:
             raise ValueError("keep_normed is set and norm_in is None: there is no normalised stream to keep")
         if self.outer is not None and not isinstance(self.carry, OneStream):
@@ -169,7 +187,7 @@ class Scheme:
                 raise ValueError(
                     f"'{sorted(wrong)[0]}' cannot be overridden for some sites only; these can: {', '.join(sorted(known))}"
                 )
-            if self.fuse and where.kind is not None:
+            if self.fuse and where.kind is not None and "+" not in where.kind:
                 raise ValueError(
                     f"an exception for '{where.kind}' has no place in '{self.name}', whose block is one site of all branches"
                 )

@@ -52,6 +52,7 @@ class Dual(CarrySpec):
 
     share: float = 1.0
     alpha: float = 1.0
+    own_norms: ClassVar = True
     uses: ClassVar = frozenset({"norm_after"})
     carries: ClassVar = "a Post-LN stream and the sum of all updates"
 
@@ -91,6 +92,7 @@ class Siamese(CarrySpec):
     from 1 here; whether the paper counts so, and blocks or sites, is not verified.
     """
 
+    own_norms: ClassVar = True
     uses: ClassVar = frozenset({"norm_after"})
     carries: ClassVar = "a Post-LN stream and a Pre-LN stream"
 
@@ -175,16 +177,16 @@ class Mixed(Carry):
     def write(self, stream: jax.Array, memo: Any, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         A, b = memo
         kept = remixed(A, stream)
-        before = self.view(stream)
         if update is None:
-            return kept, Flow(before, self.view(kept), kept, None, before, kept)
+            return kept, Flow(stream, kept, kept, None, stream, kept)
         added = scaled(broadcast(b, stream, 1), update)
         after = plus(kept, added)
-        return after, Flow(before, self.view(after), kept, added, before, kept)
+        return after, Flow(stream, after, kept, added, stream, kept)
 
-    def view(self, streams: jax.Array) -> jax.Array:
-        """The one array that stands for the streams in probes: what close would make of them."""
-        return jnp.sum(exact(streams), axis=0).astype(streams.dtype)
+    def viewed(self, flow: Flow) -> Flow:
+        """The streams before and after as the one array that close would make of them."""
+        before, after = (jnp.sum(exact(x), axis=0).astype(x.dtype) for x in (flow.before, flow.after))
+        return flow._replace(before=before, after=after, read=before)
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ class Hyper(CarrySpec):
 
     n: int = 4
     dynamic: bool = False
+
+    own_norms: ClassVar = True
 
     @property
     def carries(self) -> str:  # type: ignore[override]
@@ -256,6 +260,8 @@ class Manifold(CarrySpec):
     n: int = 4
     lite: bool = False
     steps: int = 20
+
+    own_norms: ClassVar = True
 
     @property
     def carries(self) -> str:  # type: ignore[override]
@@ -375,6 +381,8 @@ class AltUp(CarrySpec):
     """
 
     n: int = 4
+
+    own_norms: ClassVar = True
 
     @property
     def carries(self) -> str:  # type: ignore[override]

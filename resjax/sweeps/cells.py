@@ -18,7 +18,8 @@ from resjax.train import optimizer
 from resjax.train.numbers import GAINS, SWITCHED, TRACEABLE
 
 # No number in a cell's line depends on these; the training loss there is a mean of logged steps.
-WITHOUT_EFFECT = tuple(path for path in MAY_DIFFER if path != "train.log_every")
+# and findings, outcome and token cosine come from what is measured.
+WITHOUT_EFFECT = tuple(path for path in MAY_DIFFER if path != "train.log_every" and not path.startswith("health"))
 # No program depends on these.
 OUTSIDE = (
     "seed",

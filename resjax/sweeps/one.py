@@ -104,7 +104,7 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     return {
         "status": DIVERGED if error else DONE,
         "error": error,
-        "outcome": "nan" if error else outcome(seen.losses, corpus.baselines.floors, cosine),
+        "outcome": "nonfinite" if error else outcome(seen.losses, corpus.baselines.floors, cosine),
         "train_loss": seen.train_loss(),
         "eval_loss": loss,
         "first_loss": seen.losses[0],

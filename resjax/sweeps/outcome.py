@@ -10,7 +10,7 @@ LAST_SHARE = 0.05  # of the steps: the end of a run
 RISE = 0.05  # nats above the first loss
 NEAR = 0.03  # nats
 SAME_TOKENS = 0.98  # mean cosine between different tokens
-OUTCOMES = ("nan", "diverged", "collapsed", "bigram", "trained", "partial")
+OUTCOMES = ("nonfinite", "diverged", "collapsed", "bigram", "trained", "partial")
 
 
 def last_loss(losses: Sequence[float]) -> float:
@@ -21,7 +21,7 @@ def last_loss(losses: Sequence[float]) -> float:
 def outcome(losses: Sequence[float], floors: Floors | None, token_cosine: float | None) -> str | None:
     """The first of ``OUTCOMES`` that holds; None where the floors are unknown and the loss neither rose nor left the numbers.
 
-    nan: a loss is not finite. diverged: the last 5 % are above the first step's loss. collapsed: the loss is the entropy
+    nonfinite: a loss is not finite. diverged: the last 5 % are above the first step's loss. collapsed: the loss is the entropy
     of single symbols, and tokens have become the same. bigram: it is the entropy given one symbol. trained: it is below
     that. partial: anything else.
 
@@ -30,7 +30,7 @@ def outcome(losses: Sequence[float], floors: Floors | None, token_cosine: float 
       token_cosine: mean cosine between different tokens after the last block at the end; None = not measured.
     """
     if not losses or not all(map(isfinite, losses)):
-        return "nan"
+        return "nonfinite"
     loss = last_loss(losses)
     if loss > losses[0] + RISE:
         return "diverged"

@@ -10,6 +10,7 @@ from resjax.train.runfolder import LEFTOVER, RunFolder
 from resjax.train.writers import JsonlWriter, read_metrics
 
 NAME = "results.jsonl"
+ENDED = (DONE, DIVERGED)
 
 
 class Results:
@@ -48,7 +49,17 @@ class Results:
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict) or not isinstance(row.get("cell"), str):
                 raise Refused(f"line {number} of {self.path} is no line of a sweep; mend or remove it")
-            self.rows[row["cell"]] = row
+            self._keep(row)
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        """The last line of a cell counts, but a failure takes nothing from a cell that had ended."""
+        before = self.rows.get(row["cell"], {})
+        if row.get("status") in ENDED or before.get("status") not in ENDED:
+            self.rows[row["cell"]] = dict(row)
+
+    def refused(self, name: str, sentence: str) -> bool:
+        """Is this refusal on record already?"""
+        return self.rows.get(name, {}).get("error") == sentence
 
     def open(self) -> None:
         """Make the folder, take its lock, and cut off a last line that a kill left unfinished.
@@ -68,7 +79,7 @@ class Results:
     def finished(self, cell: Cell, curves: bool = False) -> bool:
         """Has the cell ended by itself, with its curve if curves are wanted? One that failed is tried again."""
         row = self.rows.get(cell.name, {})
-        return row.get("status") in (DONE, DIVERGED) and ("curve" in row or not curves)
+        return row.get("status") in ENDED and ("curve" in row or not curves)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a line; it is on the disk when this returns.
@@ -79,7 +90,7 @@ class Results:
         assert self._file is not None
         self._file.append(row)
         self._file.flush()
-        self.rows[row["cell"]] = dict(row)
+        self._keep(row)
 
     def refuse_other_text(self, text: Mapping[str, Any]) -> None:
         """Refuse a text (source, seed, sha256) that is not the one that cells of the same source were trained on.

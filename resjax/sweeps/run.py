@@ -88,7 +88,7 @@ class Sweep:
         self.console.print(self._counted())
         try:
             for cell in self.cells:
-                if cell.refusal:
+                if cell.refusal and not self.results.refused(cell.name, cell.refusal):
                     self._add(cell, {"status": FAILED, "error": cell.refusal})
             for number, group in enumerate(self.groups, 1):
                 if left := self._left(group):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 
 from resjax.calibrate import calibrate
 from resjax.config.scheme import scheme as scheme_of
+from resjax.errors import Refused
 from resjax.models.lm import LM, Shape
 from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
@@ -69,7 +71,7 @@ class Parts:
 
     def start(self, tokens: jax.Array | None = None) -> TrainState:
         """:meth:`initial` as a function to be compiled; ``tokens`` as :meth:`seen` gives them."""
-        return _initial(self.config, self.scheme, self.shape, self.optimizer, tokens)
+        return _initial(self.config, self.scheme, self.shape, self.optimizer, tokens, self.knobs)
 
     def seen(self, batch: Callable[[int], np.ndarray] | None) -> jax.Array | None:
         """The tokens (B, T) that the start depends on; None for most schemes."""
@@ -105,7 +107,10 @@ def assemble(config: Any, vocab: int, scheme: Scheme | None = None) -> Parts:
     remat = choose_remat(config, rows // mesh.size, compute) if config.model.remat == "auto" else config.model.remat
     shape = model_shape(config, vocab, remat, stream)
 
-    abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
+    try:
+        abstract_model = jax.eval_shape(lambda: _model(config, scheme, shape, jax.random.key(0)))
+    except ValueError as error:  # what a scheme asks of these branches and sizes, and they do not have
+        raise Refused(f"residual.name is '{config.residual.name}': {error}") from None
     graphdef, params = nnx.split(abstract_model)
     optimizer, rate = update_rule(config, scheme, params)
     abstract = jax.eval_shape(lambda: _initial(config, scheme, shape, optimizer))
@@ -189,11 +194,12 @@ def _initial(
     shape: Shape,
     optimizer: optax.GradientTransformation,
     tokens: jax.Array | None = None,
+    knobs: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainState:
     weights, run = _keys(config)
     model = _model(config, scheme, shape, weights)
     if tokens is not None:
-        model.stack = calibrate(model.stack, model.embedded(tokens, Context()))
+        model.stack = calibrate(model.stack, model.embedded(tokens, Context()), knobs)
     _, params = nnx.split(model)
     params = project(cast(params, config.precision.param), scheme.project)
     return create(params, optimizer, run, _first_scale(config))

@@ -88,7 +88,12 @@ def _leaves(params: Any, rules: Mapping[str, OptRule] | None, depth: int = 1) ->
             tuple(float(factor(anywhere) if callable(factor) else factor) for factor in factors)
             for factors in ([rule.lr for _, rule in asked], [rule.eps for _, rule in asked])
         )
-        out.append(_Leaf(path, tuple(roles), tuple(node.shape), decay, lr, eps, asked[0][1].clip))
+        clips = {rule.clip for _, rule in asked}
+        if len(clips) > 1:
+            raise Refused(
+                f"the optimizer rules of {', '.join(roles)} differ in clip, but they are stored as one: give all the same"
+            )
+        out.append(_Leaf(path, tuple(roles), tuple(node.shape), decay, lr, eps, clips.pop()))
     present = {role for leaf in out for role in leaf.roles}
     for role, rule in rules.items():
         known = sorted(present.union(ROLES))
@@ -307,6 +312,13 @@ def build(
             raise Refused(f"optimizer.{field} is {value}; it must be a finite number, 0 or above")
     rate = schedule(config.schedule, config.lr, config.warmup, steps)
     leaves = _leaves(params, rules, depth)
+    for leaf in leaves:
+        reads = config.name == "adamw" or (config.name == "muon" and not ORTHOGONALISED.issuperset(leaf.roles))
+        if not reads and set(leaf.eps) != {1.0}:
+            raise Refused(
+                f"optimizer.name is '{config.name}', but the residual scheme scales Adam's eps of '{leaf.roles[0]}', which only "
+                "adamw reads for that role"
+            )
     stacked = [bool(node.get_metadata().get("stacked")) for node in jax.tree.leaves(params, is_leaf=is_variable)]
     clips = [(_clipped(leaf.clip), here) for leaf, here in zip(leaves, stacked, strict=True)]
     decay = [_by_part(leaf.decay) if is_on(weight_decay) else False for leaf in leaves]

@@ -66,8 +66,8 @@ def create(params: nnx.State, optimizer: optax.GradientTransformation, key: jax.
     )
 
 
-def cast(params: nnx.State, dtype: str) -> nnx.State:
-    """Parameters in ``dtype``, residual gains always in float32."""
+def cast(params: Any, dtype: str) -> Any:
+    """Parameters (a state or a module) in ``dtype``; residual gains and numbers that mix streams stay in float32."""
 
     def one(variable: nnx.Variable) -> nnx.Variable:
         kept = any(role in GAIN_ROLES for role in variable.role)

@@ -43,8 +43,8 @@ def admin_omega(site: Site) -> float:
 
 
 def fixup_gain(site: Site) -> float:
-    """M^(-1/2): L^(-1 / (2 m - 2)) for m = 2 matrices a branch and M branches."""
-    return site.M**-0.5
+    """sqrt(2) M^(-1/2), so He times L^(-1 / (2 m - 2)) for m = 2 matrices a branch and M branches, on 1 / sqrt(fan_in)."""
+    return sqrt(2.0 / site.M)
 
 
 def tfixup_gain(site: Site) -> float:
@@ -99,7 +99,7 @@ FIXUP = Scheme(
     scale=Learned(1.0, "scalar", offset="scalar"),
     inside=Frozen({"pre_o": SHIFT, "fc_in": SHIFT, "hidden": SHIFT}),
     init=Frozen(
-        dict.fromkeys(("q", "k", "v", "fc_in"), InitRule(fixup_gain, "unscaled"))
+        dict.fromkeys(("q", "k", "v", "fc_in"), InitRule(fixup_gain, "fan_in"))
         | dict.fromkeys(("write", "head"), InitRule(0.0))
     ),
     optim=Frozen(dict.fromkeys(("gain", "gain_offset"), OptRule(lr=0.1, decay=False))),
@@ -150,7 +150,7 @@ DEPTH_MUP = PRE_LN.but(
     name="depth_mup",
     equation="H' = H + sqrt(L_0 / L) F(N(H)), learning rate of blocks times sqrt(L_0 / L), L_0 = 4; a final norm",
     paper="Yang et al. 2023, 2310.02244; Bordelon et al. 2023, 2309.16620 (from a secondary source)",
-    unverified="whether L counts blocks or adds; the width part of the rules is not here",
+    unverified="whether L counts blocks or adds; the width part of the rules, and the rate of norm gains, are left out",
     scale=DepthPower(-0.5, BASE_DEPTH),
     init=Frozen({"write": UNSCALED}),
     optim=Frozen(dict.fromkeys((*MATRICES, "bias"), OptRule(lr=DepthPower(-0.5, BASE_DEPTH)))),
@@ -196,8 +196,8 @@ ZERO_INIT = PRE_LN.but(
 )
 GPT2_INIT = PRE_LN.but(
     name="gpt2_init",
-    equation="H' = H + F(N(H)), matrices that write to the stream start smaller by 1 / sqrt(2 L); a final norm",
-    paper="Radford et al. 2019 (GPT-2); Shoeybi et al. 2019, 1909.08053",
+    equation="H' = H + F(N(H)), matrices that write to the stream start smaller by 1 / sqrt(2 L), whatever init.out_scale; a final norm",
+    paper="Radford et al. 2019 (GPT-2); Shoeybi et al. 2019, 1909.08053; the default init.out_scale makes pre_ln the same",
     init=Frozen({"write": InitRule(one_over_sqrt_sites, "unscaled")}),
 )
 

@@ -1,5 +1,6 @@
 """Schemes with several streams, and schemes that mix over depth."""
 
+from collections.abc import Callable
 from math import sqrt
 
 from resjax.residual.entries.placement import PRE_LN
@@ -11,47 +12,76 @@ from resjax.residual.streams import AltUp, Fractions, Hyper, Manifold
 
 DECAYED = Frozen({"mixer_dynamic": OptRule(decay=True)})
 
-HYPER_CONNECTIONS = PRE_LN.but(
-    name="hyper_connections",
-    equation="u = a.S, S'_i = sum_j R_ji S_j + b_i F(N(u)), n = 4 streams; at the top their sum; a final norm",
-    paper="Zhu et al. 2024, 2409.19606; output matrices start smaller by sqrt(n)",
-    unverified="the direction of the sqrt(n) on output matrices is our reading",
-    carry=Hyper(4),
-    init=Frozen({"write": InitRule(1 / sqrt(4))}),
-    optim=DECAYED,
-)
-MHC = PRE_LN.but(
-    name="mhc",
-    equation="u = sigmoid(.).S, S' = A S + 2 sigmoid(.) F(N(u)), A doubly stochastic by 20 Sinkhorn steps, n = 4 streams; a final norm",
-    paper="Xie et al. 2025, 2512.24880; DeepSeek-V4, 2606.19348",
-    unverified="how phi and b start is unpublished: here phi normal by fan-in, b = 0",
-    carry=Manifold(4),
-    optim=DECAYED,
-)
-MHC_LITE = MHC.but(
-    name="mhc_lite",
-    equation="as mhc, but A a softmax-weighted sum of all n! permutations of n = 4 streams",
-    paper="2601.05732, from the code of MaxText",
-    carry=Manifold(4, lite=True),
-)
-FRAC_CONNECTIONS = PRE_LN.but(
-    name="frac_connections",
-    equation="the width in m = 4 fractions S: u = Y S, S' = A S + b . F(N(u)); a final norm",
-    paper="Zhu et al. 2025, 2503.14125 (static form)",
-    carry=Fractions(4),
-)
+
+def hyper(n: int = 4, dynamic: bool = False) -> Scheme:
+    return PRE_LN.but(
+        name="hyper_connections",
+        equation=f"u = a.S, S'_i = sum_j R_ji S_j + b_i F(N(u)), n = {n} streams; at the top their sum; a final norm"
+        + ("; a, R, b plus s tanh(N(S) W), W from 0, s from 0.01" if dynamic else ""),
+        paper="Zhu et al. 2024, 2409.19606; output matrices start smaller by sqrt(n)",
+        unverified="the direction of the sqrt(n) on output matrices is our reading",
+        carry=Hyper(n, dynamic),
+        init=Frozen({"write": InitRule(1 / sqrt(n))}),
+        optim=DECAYED,
+    )
+
+
+def mhc(n: int = 4) -> Scheme:
+    return PRE_LN.but(
+        name="mhc",
+        equation="u = sigmoid(.).S, S' = A S + 2 sigmoid(.) F(N(u)), A doubly stochastic by 20 Sinkhorn steps, "
+        f"n = {n} streams; a final norm",
+        paper="Xie et al. 2025, 2512.24880; DeepSeek-V4, 2606.19348",
+        unverified="how phi and b start is unpublished: here phi normal by fan-in, b = 0",
+        carry=Manifold(n),
+        optim=DECAYED,
+    )
+
+
+def mhc_lite(n: int = 4) -> Scheme:
+    if n > MOST_ARRANGED:
+        raise ValueError(f"mhc_lite has n! permutations: n is {n}, and {MOST_ARRANGED} (720 of them) is the most")
+    return mhc(n).but(
+        name="mhc_lite",
+        equation=f"as mhc, but A a softmax-weighted sum of all n! permutations of n = {n} streams",
+        paper="2601.05732, from the code of MaxText",
+        carry=Manifold(n, lite=True),
+    )
+
+
+def fractions(m: int = 4) -> Scheme:
+    return PRE_LN.but(
+        name="frac_connections",
+        equation=f"the width in m = {m} fractions S: u = Y S, S' = A S + b . F(N(u)); a final norm",
+        paper="Zhu et al. 2025, 2503.14125 (static form)",
+        carry=Fractions(m),
+    )
+
+
+def altup(n: int = 4) -> Scheme:
+    return PRE_LN.but(
+        name="altup",
+        equation=f"{n} streams, predicted from one another; the block (Pre-LN) sees the first, and its change corrects all; a final norm",
+        paper="AltUp: Baykal et al. 2023, 2301.13310, in the form of Gemma 3n (without its per-layer embeddings)",
+        outer=AltUp(n),
+        optim=DECAYED,
+    )
+
+
+def attnres_block(groups: int = 8) -> Scheme:
+    return ATTNRES.but(
+        equation=f"as full, over the sums of {groups} groups of consecutive sites and the sum so far of the own group",
+        carry=BlockDepthAttention(groups),
+    )
+
+
+MOST_ARRANGED = 6
+HYPER_CONNECTIONS, MHC, MHC_LITE, FRAC_CONNECTIONS, ALTUP = hyper(), mhc(), mhc_lite(), fractions(), altup()
 LAUREL = PRE_LN.but(
     name="laurel",
     equation="H' = H + H A B + F(N(H)), A (d, 4) orthonormal, B from 0; a final norm",
     paper="LAuReL-LR: Menghani et al. 2024, 2411.07501",
     carry=LowRank(4),
-    optim=DECAYED,
-)
-ALTUP = PRE_LN.but(
-    name="altup",
-    equation="4 streams, predicted from one another; the block (Pre-LN) sees the first, and its change corrects all; a final norm",
-    paper="AltUp: Baykal et al. 2023, 2301.13310, in the form of Gemma 3n (without its per-layer embeddings)",
-    outer=AltUp(4),
     optim=DECAYED,
 )
 DENSEFORMER = PRE_LN.but(
@@ -96,10 +126,7 @@ ENTRIES = (
 FORMS: dict[str, dict[str, Scheme]] = {
     "hyper_connections": {
         "static": HYPER_CONNECTIONS,
-        "dynamic": HYPER_CONNECTIONS.but(
-            equation=HYPER_CONNECTIONS.equation + "; a, R, b plus s tanh(N(S) W), W from 0, s from 0.01",
-            carry=Hyper(4, dynamic=True),
-        ),
+        "dynamic": hyper(dynamic=True),
     },
     "laurel": {
         "lr": LAUREL,
@@ -116,10 +143,7 @@ FORMS: dict[str, dict[str, Scheme]] = {
     },
     "attnres": {
         "full": ATTNRES,
-        "block": ATTNRES.but(
-            equation="as full, over the sums of 8 groups of consecutive sites and the sum so far of the own group",
-            carry=BlockDepthAttention(8),
-        ),
+        "block": attnres_block(),
     },
     "x0_mixing": {
         "x0": X0_MIXING,
@@ -129,3 +153,13 @@ FORMS: dict[str, dict[str, Scheme]] = {
         ),
     },
 }
+
+# Entries that can be had with other numbers of streams, or of groups: (form, number) -> scheme.
+STREAMS: dict[str, Callable[[str | None, int], Scheme]] = {
+    "hyper_connections": lambda form, n: hyper(n, form == "dynamic"),
+    "mhc": lambda form, n: mhc(n),
+    "mhc_lite": lambda form, n: mhc_lite(n),
+    "frac_connections": lambda form, n: fractions(n),
+    "altup": lambda form, n: altup(n),
+}
+GROUPS: dict[str, Callable[[int], Scheme]] = {"attnres": attnres_block}
