@@ -545,7 +545,8 @@ def test_a_start_by_role_reaches_the_value_in_every_layout(name, fused):
             np.testing.assert_allclose(np.std(value, axis=(1, 2)), std, rtol=0.06)
 
 
-@pytest.mark.parametrize("name", ["rezero", pytest.param("skipinit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rezero", "skipinit"])
 def test_gates_at_128_blocks_and_after_one_step(name):
     """A14: the identity; every gate has a gradient and no branch has; after one step no gate is 0; gates are float32 and do not decay."""
     model = start(name, depth=128, width=8)
