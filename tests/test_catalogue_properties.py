@@ -346,6 +346,17 @@ def test_hyper_connections_are_pre_ln_at_the_start():
     assert relative(forward(theirs), forward(ours)) < 1e-6
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_where_hyper_connections_start(dynamic):
+    """X43: a is one-hot at s mod n, s the site from 0; R the identity, b ones. The norms would hide another a."""
+    model = stack(PRE.but(carry=Hyper(4, dynamic)), ones, 3, 8)
+    for pos, site in enumerate(model.runs[0].sites):
+        carry = site.carry
+        np.testing.assert_array_equal(carry.pick[...], np.eye(4)[(2 * np.arange(3) + pos) % 4])
+        np.testing.assert_array_equal(carry.mix[...], np.broadcast_to(np.eye(4), (3, 4, 4)))
+        np.testing.assert_array_equal(carry.spread[...], np.ones((3, 4)))
+
+
 def test_one_stream_of_hyper_connections_is_pre_ln_to_the_last_bit():
     """X43, A13: with n = 1 the matrix [[0, b], [a, R]] is [[0, 1], [1, 1]] at every site."""
     scheme = CATALOGUE["hyper_connections"].but(carry=Hyper(1), init=Frozen())
