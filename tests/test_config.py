@@ -489,9 +489,21 @@ CONTRADICTIONS = [
     ({"residual.name": "post_ln+mhc"}, ["norm_after has no meaning for the carry"]),
     ({"residual.name": "admin", "residual.form": "closd"}, ["residual.form of 'admin'", "did you mean 'closed'"]),
     ({"residual.name": "rezero", "residual.form": "full"}, ["'rezero' has one form only", "attnres (full, block)"]),
-    ({"residual.name": "rezero", "residual.streams": "2"}, ["residual.streams is 2", "carries one stream"]),
-    ({"residual.name": "attnres", "residual.groups": "2"}, ["residual.groups is 2", "the outputs of all sites"]),
+    ({"residual.name": "rezero", "residual.streams": "2"}, ["residual.streams is 2", "none of hyper_connections"]),
+    ({"residual.name": "attnres", "residual.groups": "2"}, ["residual.groups is 2", "residual.form=block"]),
     ({"residual.name": "frac_connections", "residual.streams": "3"}, ["not divisible by the 3 fractions"]),
+    ({"residual.name": "mhc_lite", "residual.streams": "7"}, ["residual.streams is 7", "6 (720 of them) is the most"]),
+    (
+        {"residual.name": "admin", "residual.form": "profiled", "residual.skip": "3"},
+        ["sets the learned vector of skip"],
+    ),
+    ({"residual.name": "highway", "residual.drop_path": "0.1"}, ["drop has no meaning for the carry of 'highway'"]),
+    ({"residual.name": "ngpt+zero_init"}, ["'write' starts at 0 and is held to norm 1"]),
+    ({"residual.name": "ngpt", "optimizer.weight_decay": "0.1"}, ["optimizer.weight_decay", "lets no weight decay"]),
+    ({"residual.name": "ngpt", "init.out_scale": "3"}, ["init.out_scale", "'ngpt'"]),
+    ({"residual.name": "dyt", "model.norm_eps": "1e-5"}, ["model.norm_eps", "'dyt'"]),
+    ({"residual.name": "fixup", "model.tied": "true"}, ["model.tied", "'fixup'", "head"]),
+    ({"residual.name": "attnres", "model.remat": "dots"}, ["model.remat is 'dots'", "takes its updates back"]),
     ({"residual.name": "parallel", "residual.mlp.scale": "0.5"}, ["'mlp' has no place in 'parallel'"]),
     ({"residual.name": "rezero", "model.norm": "rmsnorm"}, ["model.norm is 'rmsnorm'", "residual.name is 'rezero'"]),
     ({"residual.name": "rezero", "model.norm_eps": "1e-6"}, ["model.norm_eps", "residual.name is 'rezero'"]),
@@ -739,6 +751,14 @@ def test_a_user_scheme(tmp_path, monkeypatch):
     assert made("post_ln+mine.py:shrunk").scale == 0.5 and made("post_ln+mine.py:shrunk").norm_after == "norm"
     Path("a+b.py").write_text("from resjax.residual import Scheme\nx = Scheme('x', 'mine')\n")
     assert made("a+b.py:x").name == "x"
+    both = changed(residual__name="mine.py:shrunk+stochastic_depth", model__depth=2)
+    assert scheme(both).scale == 0.5 and scheme(both).drop == Linear(0.1)
+    two = source(changed(residual__name="a+b.py:x+mine.py:shrunk"))
+    assert two["path"] == "a+b.py+mine.py" and two["sha256"] != stored["sha256"]
+    assert made("hyper_connections", streams=9).init["write"].gain == pytest.approx(1 / 3)
+    assert "n = 9" in made("hyper_connections", streams=9).equation and made("altup", streams=2).outer.n == 2
+    assert made("attnres", form="block", groups=3).carry.groups == 3
+    assert made("parallel", at="0-0:scale=0.5;0-2:scale_kind=scalar", depth=4).fuse
     for name, words in (
         ("mine.py:kel", ["mine.py:keel", "did you mean 'keel'"]),
         ("mine.py:number", ["none of mine.py:keel"]),

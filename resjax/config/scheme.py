@@ -322,7 +322,7 @@ def _refuse_unusable(made: Scheme, config: ConfigDict) -> None:
             f"residual.name is '{name}', which is not hashable ({error}); use resjax.residual.Frozen for dicts"
         ) from None
     for where, _ in made.at:
-        if where.kind not in (None, *KINDS[config.model.family]):
+        if where.kind not in (None, *KINDS[config.model.family], *made.sites(KINDS[config.model.family])):
             raise not_one_of(f"a kind in 'at' of residual.name '{name}'", where.kind, KINDS[config.model.family])
     for rules in ("init", "optim", "project"):
         for role in getattr(made, rules):
@@ -440,7 +440,7 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
         ("model.norm_gain", real - {"unit"}, "has no norm with a gain", ("model.norm",)),
         (
             "model.remat",
-            not (carry.undoable and config.model.scan),
+            config.model.remat == "auto" or not (carry.undoable and config.model.scan),
             "takes its updates back instead of storing or recomputing streams",
             ("model.scan",),
         ),
