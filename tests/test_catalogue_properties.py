@@ -547,7 +547,7 @@ def test_a_start_by_role_reaches_the_value_in_every_layout(name, fused):
         gain = np.broadcast_to(gains[{"q": 0, "k": 0, "write": 2}.get(role, 1)], depth)
         for value in values:
             fan_in, fan_out = value.shape[1:]
-            base = {"skipinit": fan_in**-0.5, "b2t": 0.5 * fan_in**-0.5, "fixup": 0.5 * fan_in**-0.5}
+            base = {"skipinit": fan_in**-0.5, "b2t": 0.5 * fan_in**-0.5, "fixup": (2 / fan_in) ** 0.5}
             std = base.get(name, sqrt(2 / (fan_in + fan_out))) * gain
             if not std.any():
                 assert not value.any()

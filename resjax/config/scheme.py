@@ -169,7 +169,7 @@ def _joined(name: str) -> list[str]:
         if piece in CATALOGUE or FILE_SCHEME.fullmatch(piece):
             found.append(piece)
             piece = ""
-    return [*found, *piece.split("+")] if piece else found
+    return [*found, *piece.split("+")] if piece or not found else found
 
 
 def _entry_of(config: ConfigDict) -> Scheme:
