@@ -9,11 +9,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from resjax import catalogue, main, sample
+from resjax import catalogue, main, sample, sweep
 from resjax.config.load import load
 from resjax.config.schema import FIELDS
 from resjax.config.scheme import describe
 from resjax.residual.entries import FAMILIES
+from resjax.sweeps.grid import from_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -63,10 +64,13 @@ def test_saved_steps_that_commands_name_are_kept():
 
 
 def test_the_other_commands_are_known_and_parse():
-    assert {words[0] for words in MODULES} == {"venv", "resjax.main", "resjax.sample", "pytest"}
+    assert {words[0] for words in MODULES} == {"venv", "resjax.main", "resjax.sample", "resjax.sweep", "pytest"}
     for words in MODULES:
         if words[0] == "resjax.sample":
             sample.check(sample.parser().parse_args(words[1:]))
+        if words[0] == "resjax.sweep":
+            grids = from_flags(sweep.parser().parse_args(words[1:]).grid)
+            assert [len(values) for values in grids.values()] == [2, 2]
 
 
 def test_the_two_commands_are_one_line_each_and_use_what_is_declared():
@@ -82,7 +86,7 @@ def test_the_two_commands_are_one_line_each_and_use_what_is_declared():
 def test_fields_and_flags_that_the_text_names_exist():
     fields = set(re.findall(r"--config\.([a-z_0-9.]*[a-z_0-9])", README))
     assert len(fields) > 5 and fields <= set(FIELDS), fields - set(FIELDS)
-    known = main.parser().format_help() + sample.parser().format_help() + catalogue.parser().format_help()
+    known = main.parser().format_help() + sample.parser().format_help() + catalogue.parser().format_help() + sweep.parser().format_help()
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z_]*)", README)) - {"--config.", "--no"}
     assert {flag for flag in flags if flag not in known} == set()
     for section in ("precision", "mesh"):
