@@ -115,7 +115,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 def check(name: str) -> int:
     """Run the checks on one scheme, a line each; 1 if one fails."""
     from resjax.check import checks
-    from resjax.config.scheme import entry
+    from resjax.config.entry import entry
     from resjax.residual import CATALOGUE
 
     base, _, form = name.partition(":")

@@ -22,7 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from kit import quick_options
 from resjax import data, main
-from resjax.config.scheme import source as scheme_source
+from resjax.config.entry import source as scheme_source
 from resjax.config.tree import flat
 from resjax.health.record import HealthRecord
 from resjax.train import session

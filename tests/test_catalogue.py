@@ -16,11 +16,11 @@ from kit import EVALUATION, KINDS, SMALL, TOKENS, fast, forward, make, perturbed
 from oracle import FORMS, Options, language_model
 from resjax import catalogue
 from resjax.check import CHECKS
-from resjax.config.scheme import entry
+from resjax.config.entry import entry
 from resjax.residual import CATALOGUE, Context, Init, Scheme, Site
 from resjax.residual import entries as families
 from resjax.residual.entries import scaling
-from resjax.residual.streams import arrangements, sinkhorn
+from resjax.residual.hyper import arrangements, sinkhorn
 
 ALL: dict[str, Scheme] = {}
 for _name, _scheme in CATALOGUE.items():

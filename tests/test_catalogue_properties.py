@@ -47,8 +47,8 @@ from resjax.residual import (
 )
 from resjax.residual.entries.placement import MATRICES, XAVIER
 from resjax.residual.entries.scaling import one_over_sqrt_sites
+from resjax.residual.hyper import Fractions, Hyper
 from resjax.residual.scheme import GAINS
-from resjax.residual.streams import Fractions, Hyper
 from resjax.stack import Stack
 from resjax.train.optimizer import apply_updates, build
 from resjax.train.schedule import schedule

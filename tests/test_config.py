@@ -13,11 +13,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from resjax.config import default, from_dict, to_dict
+from resjax.config.entry import source
 from resjax.config.folder import LONGEST, default_folder, differences
 from resjax.config.listing import help_text
 from resjax.config.load import load
 from resjax.config.schema import FIELDS, OPTIMIZER_READS, SCHEDULES, SECTIONS
-from resjax.config.scheme import describe, scheme, source
+from resjax.config.scheme import describe, scheme
 from resjax.config.tree import FILE, FLAG, assign, flat, given
 from resjax.config.validate import resolve, validate, warnings
 from resjax.errors import Refused

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from resjax import catalogue, check
-from resjax.config.scheme import entry
+from resjax.config.entry import entry
 from resjax.listing import rows
 
 ROOT = Path(__file__).parent.parent

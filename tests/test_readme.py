@@ -86,7 +86,12 @@ def test_the_two_commands_are_one_line_each_and_use_what_is_declared():
 def test_fields_and_flags_that_the_text_names_exist():
     fields = set(re.findall(r"--config\.([a-z_0-9.]*[a-z_0-9])", README))
     assert len(fields) > 5 and fields <= set(FIELDS), fields - set(FIELDS)
-    known = main.parser().format_help() + sample.parser().format_help() + catalogue.parser().format_help() + sweep.parser().format_help()
+    known = (
+        main.parser().format_help()
+        + sample.parser().format_help()
+        + catalogue.parser().format_help()
+        + sweep.parser().format_help()
+    )
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z_]*)", README)) - {"--config.", "--no"}
     assert {flag for flag in flags if flag not in known} == set()
     for section in ("precision", "mesh"):

@@ -1,10 +1,7 @@
 """Which residual scheme does a configuration mean? A catalogue entry or the user's own, with overrides."""
 
-import hashlib
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,21 +10,16 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from resjax.config import at
-from resjax.config.compose import composed
+from resjax.config.entry import entry_of
 from resjax.config.field import show
-from resjax.config.pyfile import execute, read
 from resjax.config.schema import FIELDS, KINDS
 from resjax.config.tree import flat
 from resjax.config.validate import said
-from resjax.errors import Refused, nearest, not_one_of
-from resjax.residual import CATALOGUE, KERNEL_ROLES, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
-from resjax.residual.entries import FORMS
-from resjax.residual.entries.streams import GROUPS, STREAMS
+from resjax.errors import Refused, not_one_of
+from resjax.residual import KERNEL_ROLES, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
 from resjax.residual.gains import DepthPower, Linear, is_rule
 from resjax.residual.scheme import GAINS
 
-WHAT = "the file of residual.name"
-FILE_SCHEME = re.compile(r".*\.py:\w+")
 SETS = {
     "scale_kind": "scale",
     "skip_kind": "skip",
@@ -81,7 +73,7 @@ def scheme(config: ConfigDict) -> Scheme:
     Raises:
       Refused: unknown scheme, a fault in the user's file, a field that has no effect under this scheme.
     """
-    first = _entry_of(config)
+    first = entry_of(config)
     overrides = _overrides(config)
     kinds = KINDS[config.model.family]
     places = _Places(first.sites(kinds), config.model.depth, _edges(first, overrides, config.model.depth))
@@ -103,7 +95,7 @@ def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:
     They are knobs of these names, whose values a program takes. None where one of the paths sets no constant gain, but
     the start of a learned one.
     """
-    first = _entry_of(config)
+    first = entry_of(config)
     overrides = [_with_knobs(override, paths) for override in _overrides(config)]
     kinds = first.sites(KINDS[config.model.family])
     places = _Places(kinds, config.model.depth, _edges(first, overrides, config.model.depth))
@@ -124,99 +116,6 @@ def _with_knobs(override: Override, paths: Collection[str]) -> Override:
             name: Knob(override.path(name)) if name in found else value for name, value in override.changes.items()
         },
     )
-
-
-def entry(name: str, form: str | None = None, streams: int | None = None, groups: int | None = None) -> Scheme:
-    """The scheme called ``name``: of the catalogue, 'FILE.py:NAME', or several joined by '+'; see :func:`composed`.
-
-    Raises:
-      Refused: there is none, or it has no such form, streams or groups.
-    """
-    base, *more = _joined(name)
-    made = _one(base)
-    if form is not None:
-        options = FORMS.get(base, {})
-        if not options:
-            raise Refused(
-                f"residual.form is '{form}', but '{base}' has one form only; these have more: {_with_forms()}"
-            )
-        if form not in options:
-            raise not_one_of(f"residual.form of '{base}'", form, options)
-        made = options[form]
-    if streams is not None:
-        if base not in STREAMS:
-            raise Refused(
-                f"residual.streams is {streams}, which has no effect: '{base}' is none of {', '.join(STREAMS)}"
-            )
-        try:
-            made = STREAMS[base](form, streams)
-        except ValueError as error:
-            raise Refused(f"residual.streams is {streams}: {error}") from None
-    if groups is not None:
-        if base not in GROUPS or form != "block":
-            raise Refused(
-                f"residual.groups is {groups}, which has no effect: only attnres with residual.form=block has groups"
-            )
-        made = GROUPS[base](groups)
-    return composed(made, [_one(other) for other in more], name)
-
-
-def _joined(name: str) -> list[str]:
-    """The schemes that a name joins by '+'; a file's path may have one too."""
-    found, piece = [], ""
-    for part in name.split("+"):
-        piece = f"{piece}+{part}" if piece else part
-        if piece in CATALOGUE or FILE_SCHEME.fullmatch(piece):
-            found.append(piece)
-            piece = ""
-    return [*found, *piece.split("+")] if piece or not found else found
-
-
-def _entry_of(config: ConfigDict) -> Scheme:
-    residual = config.residual
-    return entry(residual.name, residual.form, residual.streams, residual.groups)
-
-
-def _with_forms() -> str:
-    return ", ".join(f"{name} ({', '.join(forms)})" for name, forms in FORMS.items())
-
-
-def _one(name: str) -> Scheme:
-    if name in CATALOGUE:
-        return CATALOGUE[name]
-    path, colon, wanted = name.rpartition(":")
-    if path.endswith(".py") or name.endswith(".py"):
-        return _from_file(path, wanted) if colon else _from_file(name, "")
-    raise not_one_of("residual.name", name, CATALOGUE)
-
-
-def _from_file(path: str, wanted: str) -> Scheme:
-    schemes = _schemes(path, read(path, WHAT))
-    if not schemes:
-        raise Refused(f"{WHAT}, '{path}', has no resjax.residual.Scheme at its top level")
-    if wanted not in schemes:
-        listed = ", ".join(f"{path}:{name}" for name in schemes)
-        raise Refused(f"residual.name is '{path}:{wanted}', which is none of {listed}{nearest(wanted, schemes)}")
-    return schemes[wanted]
-
-
-@lru_cache(maxsize=32)
-def _schemes(path: str, source: bytes) -> dict[str, Scheme]:
-    """Cached by content: a file executed twice gives rules that are equal but not the same, so schemes that differ."""
-    return {name: value for name, value in vars(execute(path, WHAT)).items() if isinstance(value, Scheme)}
-
-
-def source(config: ConfigDict) -> dict[str, str] | None:
-    """The user's own files, as stored with a run: path, sha256 and text (of several, joined); None without any."""
-    paths = [one.rpartition(":")[0] for one in _joined(config.residual.name) if one not in CATALOGUE]
-    if not paths:
-        return None
-    contents = [read(path, WHAT) for path in dict.fromkeys(paths)]
-    return {
-        "path": "+".join(dict.fromkeys(paths)),
-        "sha256": hashlib.sha256(b"\0".join(contents)).hexdigest(),
-        "text": "\n".join(content.decode("utf-8", "replace") for content in contents),
-    }
 
 
 def _overrides(config: ConfigDict) -> list[Override]:
@@ -474,7 +373,7 @@ def describe(config: ConfigDict) -> list[str]:
     made = scheme(config)
     depth = config.model.depth
     kinds = made.sites(KINDS[config.model.family])
-    lines = [f"{config.residual.name}: {_entry_of(config).equation}", *made.describe(KINDS[config.model.family], depth)]
+    lines = [f"{config.residual.name}: {entry_of(config).equation}", *made.describe(KINDS[config.model.family], depth)]
     for run in made.runs(KINDS[config.model.family], depth):
         last = run.first + run.length - 1
         for pos, resolved in enumerate(run.sites):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resjax.config.entry import source as scheme_source
 from resjax.config.folder import MAY_DIFFER
 from resjax.config.load import load
 from resjax.config.schema import FIELDS
 from resjax.config.scheme import opened, scheme
-from resjax.config.scheme import source as scheme_source
 from resjax.config.tree import Section, flat
 from resjax.config.validate import BYTES, SYMBOLS, resolve
 from resjax.errors import Refused

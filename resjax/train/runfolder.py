@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from resjax.config import folder as config_folder
+from resjax.config.entry import source as scheme_source
 from resjax.config.schema import FIELDS
-from resjax.config.scheme import source as scheme_source
 from resjax.config.tree import to_dict
 from resjax.data import Corpus
 from resjax.errors import Refused

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from resjax.config.scheme import source as scheme_source
+from resjax.config.entry import source as scheme_source
 from resjax.config.tree import from_dict
 from resjax.config.validate import BYTES, SYMBOLS
 from resjax.errors import Refused, nearest

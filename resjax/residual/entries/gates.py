@@ -3,7 +3,7 @@
 from resjax.residual.entries.placement import PRE_LN
 from resjax.residual.gains import Linear
 from resjax.residual.gates import GRU, Highway, Orthogonal
-from resjax.residual.history import Dropped
+from resjax.residual.outer import Dropped
 from resjax.residual.reversible import Pair
 from resjax.residual.scheme import Scheme
 

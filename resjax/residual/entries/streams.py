@@ -5,10 +5,11 @@ from math import sqrt
 
 from resjax.residual.entries.placement import PRE_LN
 from resjax.residual.gates import LowRank, Weighted
-from resjax.residual.history import Anchored, BlockDepthAttention, Dense, DepthAttention, DepthCross, Ladder, Mudd
+from resjax.residual.history import BlockDepthAttention, DepthAttention
+from resjax.residual.hyper import AltUp, Fractions, Hyper, Manifold
+from resjax.residual.outer import Anchored, Dense, DepthCross, Ladder, Mudd
 from resjax.residual.rules import InitRule, OptRule
 from resjax.residual.scheme import Frozen, Scheme
-from resjax.residual.streams import AltUp, Fractions, Hyper, Manifold
 
 DECAYED = Frozen({"mixer_dynamic": OptRule(decay=True)})
 
