@@ -16,6 +16,7 @@ from resjax.errors import Refused
 from resjax.health import figures, normal, report, shrink, table
 from resjax.health.findings import examine
 from resjax.health.record import BLOCK_PROBES, SITE_PROBES, HealthRecord
+from resjax.residual import CATALOGUE
 from synthetic_run import config_of, probe_rows, record_of, write_run
 
 
@@ -375,7 +376,7 @@ def test_accidents_are_marked_and_absences_are_not(tmp_path):
 def test_every_probe_has_a_sentence_for_every_scheme():
     assert set(normal.NORMAL) == {*SITE_PROBES, *BLOCK_PROBES}
     for probe in normal.NORMAL:
-        for scheme in (*normal.SCHEMES, "unheard_of", "FILE.py:mine"):
+        for scheme in (*CATALOGUE, "unheard_of", "FILE.py:mine"):
             text = normal.normal(probe, config_of(24, scheme))
             assert text.endswith((".", ".)")) and "{" not in text and (text[0].isupper() or text[0].isdigit())
     assert set(normal.SCHEMES) == {
@@ -388,7 +389,17 @@ def test_every_probe_has_a_sentence_for_every_scheme():
         "sandwich_branch",
         "sandwich_trunk",
         "deepnorm",
+        "attnres",
+        "ngpt",
+        "hyper_connections",
+        "mhc",
+        "mhc_lite",
     }
+    assert set(normal.SCHEMES) | set(normal.LIKE) <= set(CATALOGUE) and set(normal.LIKE.values()) <= set(normal.SCHEMES)
+    text = normal.normal("update_ratio", config_of(24, "gpas"))
+    assert text.startswith("At the start as under pre_ln. Falls with depth")
+    assert normal.normal("stream_rms", config_of(24, "mhc")).startswith("Of the sum of the streams")
+    assert normal.normal("update_ratio", config_of(24, "keel")) == normal.NORMAL["update_ratio"][""]
 
 
 def test_sentences_carry_the_constants_of_this_run():

@@ -19,6 +19,18 @@ UNIT_TRUNK = (
     "gain moves it."
 )
 
+SUM_OF_STREAMS = (
+    "Of the sum of the streams, which the head reads: at the start as many times Pre-LN's as there are streams."
+)
+# Schemes that start as one of those below, and so share its sentences where they have none of their own.
+LIKE = (
+    dict.fromkeys(("gpt2_init", "laurel", "gpas", "layer_drop", "stochastic_depth", "value_residual"), "pre_ln")
+    | dict.fromkeys(("frac_connections", "orthogonal_update", "muddformer", "denseformer", "reversible"), "pre_ln")
+    | dict.fromkeys(("hyper_connections", "mhc", "mhc_lite", "deep_cross_attention"), "pre_ln")
+    | {"gemma": "sandwich_branch", "skipinit": "rezero", "ds_init": "post_ln", "realformer": "post_ln"}
+    | {"completep": "scaled", "depth_mup": "scaled"}
+)
+
 NORMAL: dict[str, dict[str, str]] = {
     "update_ratio": {
         ANY: "No value is right for every scheme: look at sites that end near 0, which change nothing, and at sites "
@@ -41,6 +53,10 @@ NORMAL: dict[str, dict[str, str]] = {
         "are small, 0.1 only after about a hundred sites.",
         "sandwich_trunk": "About level over depth at the start: branches read a normalised input, and the trunk is "
         "brought back to RMS 1 after every add (the first site joins the raw embedding and may stand out).",
+        "attnres": "The update beside what the site reads, a weighted mean of all earlier outputs, to which it is not "
+        "added. At the start the weights are equal, and a mean of many outputs is small, so the ratio rises with depth.",
+        "ngpt": "About 0.05 at every site at the start, the rate of the step on the sphere; then it follows the learned "
+        "rates.",
         "deepnorm": "Small and about level over depth at the start, well below Post-LN's: the skip is multiplied by "
         "alpha = (2L)^(1/4){alpha}, and value, output and feed-forward weights start smaller by beta = "
         "(8L)^(-1/4){beta}.",
@@ -95,6 +111,12 @@ NORMAL: dict[str, dict[str, str]] = {
     "stream_rms": {
         ANY: "Smooth over depth. This is the raw stream: the final norm is not in it.",
         "plain": "Without growth over depth: every site replaces the stream by its own output, so nothing adds up.",
+        "hyper_connections": SUM_OF_STREAMS,
+        "mhc": SUM_OF_STREAMS,
+        "mhc_lite": SUM_OF_STREAMS,
+        "attnres": "Of what the site reads, a weighted mean of all earlier outputs: it falls with depth at the start, when "
+        "the weights are equal.",
+        "ngpt": "1 / sqrt(width) at every site, by construction: the stream has length 1.",
         "pre_ln": "Grows with depth: its square about linearly at the start (slowly where output weights start at "
         "1/sqrt(2L)), faster in training. The final norm is not in this figure, so no drop belongs at the top.",
         "post_ln": UNIT_TRUNK,
@@ -200,14 +222,16 @@ def normal(probe: str, config: Mapping[str, Any], stream_dtype: str = "float32")
     base, *added = str(residual.get("name") or "").split("+")
     sentences = NORMAL[probe]
     depth, width = (size if isinstance(size := model.get(key), int) else 0 for key in ("depth", "width"))
-    text = sentences.get(base, sentences[ANY]).format(
+    like = LIKE.get(base, ANY) if base not in sentences else base
+    like = like if like in sentences else ANY
+    text = (f"At the start as under {like}. " if like not in (base, ANY) else "") + sentences[like].format(
         alpha=f" = {(2 * depth) ** 0.25:.2f}" if depth else "",
         beta=f" = {(8 * depth) ** -0.25:.2f}" if depth else "",
         limit=f" = {sqrt(width):.3g}" if width else "",
         precision=PRECISION.get(stream_dtype, f"Depends on the precision of the stream, {stream_dtype} here."),
     )
     changes = overrides(residual)
-    if base in sentences and (added or changes):
+    if like != ANY and (added or changes):
         text += f" (Said of {base}; this run changes it: {', '.join([*('+' + name for name in added), *changes])}.)"
     return text
 
