@@ -112,7 +112,7 @@ class Block(nnx.Module):
         """The stream before the unit, from that after it."""
         places = self.places(layer.index)
         if self.outer is not None:
-            return self.outer.undo(stream, update, whole(places))  # type: ignore[attr-defined]
+            return self.outer.undo(stream, update, whole(places))
         return self.sites[unit].carry.undo(stream, update, places[unit])
 
     def _around(self, site: Site, context: Context) -> Around:

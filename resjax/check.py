@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from resjax.block import Layer
 from resjax.models.lm import LM, Shape
 from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.residual.parameters import is_variable
@@ -84,6 +85,7 @@ def functional(logits: jax.Array) -> jax.Array:
 def relative(got: Any, want: Any) -> float:
     """Largest difference over the largest magnitude."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape, (got.shape, want.shape)
     return float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
 
 
@@ -206,14 +208,11 @@ def _causal(scheme: Scheme) -> str:
 
 def _undone(scheme: Scheme) -> str:
     """read(S') == read(S), and undo gives S back, site by site."""
-    outer = scheme.outer or scheme.carry
-    if not outer.undoable:
+    if not scheme.written.undoable:
         return ""
     stack = model(scheme, depth=3).stack
     embedded = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 8)), jnp.float32)
     stream = stack.carry.open(stack.ends, embedded, stack.units)
-    from resjax.block import Layer
-
     for index in range(stack.depth):
         block = stack.block(index)
         run = next(run for run in stack.plan if run.first <= index < run.first + run.length)

@@ -84,7 +84,7 @@ class Stack(nnx.Module):
         self.plan: tuple[Run, ...] = tuple(scheme.runs(kinds, depth))
         outer = scheme.outer
         # what the stack's ends see: the carry that units write to, and how many of them there are
-        self.carry, self.units = (scheme.carry, depth * len(self.kinds)) if outer is None else (outer, depth)
+        self.carry, self.units = scheme.written, depth * (len(self.kinds) if outer is None else 1)
 
         def made(site: Site, key: jax.Array) -> Branch:
             key = jax.random.fold_in(key, site.pos)

@@ -10,10 +10,14 @@ import numpy as np
 from flax import nnx
 
 from resjax import check
+from resjax.check import apart as largest_difference
+from resjax.check import functional, relative
 from resjax.models.lm import LM, Shape
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme, Site
 from resjax.residual.parameters import is_variable
 from resjax.stack import Stack
+
+__all__ = ["functional", "largest_difference", "relative"]  # of those imported: for the tests
 
 KINDS = ("attention", "mlp")
 EVALUATION, DEFAULT_INIT = Context(), Init()
@@ -90,25 +94,6 @@ def fast(f: Any, **options: Any) -> Any:
 def forward(model: LM, context: Context = EVALUATION, tokens: np.ndarray = TOKENS) -> jax.Array:
     """Logits, compiled with quick options."""
     return fast(lambda m: m(jnp.asarray(tokens), context)[0])(model)
-
-
-def functional(logits: jax.Array, seed: int = 9) -> jax.Array:
-    """A random linear functional as a loss: a mean square after a norm would have no gradient."""
-    weights = np.random.default_rng(seed).normal(size=logits.shape)
-    return jnp.sum(logits * jnp.asarray(weights, logits.dtype))
-
-
-def relative(got: Any, want: Any) -> float:
-    """Largest difference over the largest magnitude."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.shape == want.shape, (got.shape, want.shape)
-    return float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
-
-
-def largest_difference(got: Any, want: Any) -> float:
-    """Over two trees, the largest :func:`relative` of their leaves."""
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(relative(a, b) for a, b in pairs)
 
 
 def site(kind: str = "attention", pos: int = 0, depth: int = 4, block: int = 0) -> Site:

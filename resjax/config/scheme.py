@@ -20,11 +20,7 @@ from resjax.residual import KERNEL_ROLES, ROLES, Blocks, Gain, Knob, Learned, Sc
 from resjax.residual.gains import DepthPower, Linear, is_rule
 from resjax.residual.scheme import GAINS
 
-SETS = {
-    "scale_kind": "scale",
-    "skip_kind": "skip",
-    "drop_path": "drop",
-}  # override -> field of the record, where the names differ
+SETS = {"scale_kind": "scale", "skip_kind": "skip", "drop_path": "drop"}  # override -> field of the record
 OPEN = ("scale", "scale_eval", "skip")  # the overrides whose number can be a knob
 _RESIDUAL = tuple(path for path in FIELDS if path.startswith("residual."))
 NORM_FIELDS = ("norm_in", "norm_out", "norm_after")
@@ -324,7 +320,7 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
     sites = [made.resolve(kind, begin, places.depth) for begin, _ in places.pieces for kind in places.kinds]
     norms = {getattr(site, field) for site in sites for field in NORM_FIELDS} | {made.final_norm}
     norms |= {getattr(point, "norm", None) for site in sites for point in site.inside.values()}
-    carry = made.outer or made.carry
+    carry = made.written
     real = {config.model.norm if norm == "norm" else norm for norm in norms} - {None, "none"}
     who = f"residual.name is '{config.residual.name}', which{' with these overrides' if made != first else ''}"
     own = [site.init.get("write") for site in sites]
@@ -371,13 +367,13 @@ def _decays(made: Scheme) -> bool:
 def describe(config: ConfigDict) -> list[str]:
     """The scheme as resolved: equation, one line a run of blocks, and the numbers that its rules give at this depth."""
     made = scheme(config)
-    depth = config.model.depth
-    kinds = made.sites(KINDS[config.model.family])
-    lines = [f"{config.residual.name}: {entry_of(config).equation}", *made.describe(KINDS[config.model.family], depth)]
-    for run in made.runs(KINDS[config.model.family], depth):
+    kinds, depth = KINDS[config.model.family], config.model.depth
+    lines = [f"{config.residual.name}: {entry_of(config).equation}", *made.describe(kinds, depth)]
+    sites = made.sites(kinds)
+    for run in made.runs(kinds, depth):
         last = run.first + run.length - 1
         for pos, resolved in enumerate(run.sites):
-            site = Site(kinds[pos], pos, len(kinds), depth)
+            site = Site(sites[pos], pos, len(sites), depth)
             for name in GAINS:
                 gain = getattr(resolved, name)
                 if rule := _rule(gain):
@@ -389,8 +385,7 @@ def describe(config: ConfigDict) -> list[str]:
                     lines.append(
                         f"{name} {verb} {number} (the rule {getattr(rule, '__name__', rule)} at depth {depth})"
                     )
-    carry = made.outer or made.carry
-    if carry.undoable and not carry.rows and config.precision.stream != "float32":
+    if made.written.undoable and not made.written.rows and config.precision.stream != "float32":
         lines.append(
             f"note: the stream is computed back in {config.precision.stream} (precision.stream), and drifts; float32 is exact to 1e-6"
         )

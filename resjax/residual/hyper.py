@@ -32,7 +32,7 @@ def remixed(weights: jax.Array, streams: jax.Array) -> jax.Array:
 
 
 def _summed(weights: jax.Array, streams: jax.Array, axis: int) -> jax.Array:
-    """A product and a sum, which compile to one loop: a matrix product of 4 by 4 is slower, and one a token transposes the streams."""
+    """A product and a sum over one axis: n * n scaled arrays, added one by one, took five times as long to compile."""
     wide = exact(streams)
     return jnp.sum(broadcast(weights.astype(wide.dtype), streams, axis + 1) * wide, axis=axis).astype(streams.dtype)
 

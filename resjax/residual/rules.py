@@ -42,6 +42,3 @@ class OptRule:
     decay: bool | None = None
     eps: float | Rule = 1.0
     clip: float | None = None
-
-
-Axis = Literal["in", "out"]

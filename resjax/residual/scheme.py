@@ -202,9 +202,14 @@ class Scheme:
         return dataclasses.replace(self, at=(*self.at, (where, Frozen(fields))))
 
     @property
+    def written(self) -> CarrySpec:
+        """The carry that updates are written to: the outer one, where there is one."""
+        return self.carry if self.outer is None else self.outer
+
+    @property
     def carried(self) -> str:
         """What is carried from site to site, in words."""
-        return self.outer.carries if self.outer is not None else self.carry.carries
+        return self.written.carries
 
     def sites(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
         """The sites of a block: its sub-layers, or all of them as one."""
