@@ -1,8 +1,7 @@
 """Which carries keep every earlier output? Attention over depth, and weighted sums of all block outputs.
 
-What is carried is a buffer (rows, batch, ..., width): row 0 the embedding, then one row a site (or a block, where the carry is an
-outer one). Rows that are not written yet are never read, so the buffer after a site serves as that before it (``undo``), and a stack
-need not store one a layer.
+What is carried is a buffer of rows (see :mod:`resjax.residual.rows`). Rows that are not written yet are never read, so the buffer
+after a site serves as that before it (``undo``), and a stack need not store one a layer.
 """
 
 from dataclasses import dataclass
@@ -15,54 +14,9 @@ from flax import nnx
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import NormDefaults
 from resjax.residual.parameters import constant
-from resjax.residual.precision import exact, plus
+from resjax.residual.precision import plus
+from resjax.residual.rows import mixed, opened, push, put, row_of, scored
 from resjax.residual.site import Site
-
-
-@jax.custom_vjp
-def push(buffer: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
-    """The buffer with ``row`` at ``index``.
-
-    Its transpose leaves the buffer's gradient as it is: what stood in that row before was never read, so no one asks for its gradient,
-    and clearing it would copy the whole buffer at every site.
-    """
-    return jax.lax.dynamic_update_index_in_dim(buffer, row, index, 0)
-
-
-def _push_forward(buffer: jax.Array, row: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return push(buffer, row, index), index
-
-
-def _push_backward(index: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    return gradient, jax.lax.dynamic_index_in_dim(gradient, index, 0, keepdims=False), None
-
-
-push.defvjp(_push_forward, _push_backward)
-
-
-def opened(embedded: jax.Array, rows: int) -> jax.Array:
-    """A buffer of ``rows`` rows, the first one written."""
-    return jnp.zeros((rows, *embedded.shape), embedded.dtype).at[0].set(embedded)
-
-
-def mixed(weights: jax.Array, buffer: jax.Array) -> jax.Array:
-    """``sum_j w_j v_j`` over the rows, in float32 or better; weights (rows,) or (rows, batch, ...).
-
-    A product and a sum, which compile to one loop; as a matrix product its gradient would hold another copy of the buffer.
-    """
-    wide = exact(buffer)
-    weights = weights.reshape(*weights.shape, *(1,) * (wide.ndim - weights.ndim)).astype(wide.dtype)
-    return jnp.sum(weights * wide, axis=0).astype(buffer.dtype)
-
-
-def up_to(index: Any, rows: int) -> jax.Array:
-    """Which rows there are at ``index``: 0 to index."""
-    return jnp.arange(rows) <= jnp.asarray(index, jnp.int32)
-
-
-def at_row(index: Any, rows: int) -> jax.Array:
-    """1 at one row, 0 at the others; float32."""
-    return (jnp.arange(rows) == jnp.asarray(index, jnp.int32)).astype(jnp.float32)
 
 
 class DepthQuery(nnx.Module):
@@ -73,14 +27,17 @@ class DepthQuery(nnx.Module):
         self.gain = constant(1.0, (width,), "norm_scale")
         self.query = constant(0.0, (width,), "mixer_query")
 
-    def __call__(self, buffer: jax.Array, there: jax.Array) -> jax.Array:
-        """The mix of the rows that are ``there`` (rows,)."""
-        wide = exact(buffer)
-        by = self.gain[...].astype(wide.dtype) * self.query[...].astype(wide.dtype)
+    def __call__(self, buffer: jax.Array, last: Any) -> tuple[jax.Array, jax.Array]:
+        """The mix of the rows up to ``last``, and the buffer."""
+        by = (self.gain[...] * self.query[...])[None]
         # the norm's denominator goes to the score, so that no normalised copy of the buffer is made
-        scores = wide @ by * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1) + self.eps)
+        (dots,), squares, buffer = scored(by, buffer, last)
+        there = jnp.arange(len(buffer)) <= jnp.asarray(last, jnp.int32)
+        scores = dots * jax.lax.rsqrt(squares + self.eps)
         mask = there.reshape(-1, *(1,) * (scores.ndim - 1))
-        return mixed(jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=0), buffer)
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=0)
+        (mix,), buffer = mixed(weights[None], buffer, last)
+        return mix, buffer
 
 
 @dataclass(frozen=True)
@@ -105,20 +62,21 @@ class DepthAttention(CarrySpec):
         return DepthQuery(width, norms)
 
     def close(self, ends: Any, stream: jax.Array) -> jax.Array:
-        return ends(stream, jnp.ones(len(stream), bool))
+        return ends(stream, len(stream) - 1)[0]
 
 
 class DepthAttentionSite(Carry):
     def __init__(self, width: int, norms: NormDefaults):
         self.pick = DepthQuery(width, norms)
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
-        u = self.pick(stream, up_to(site.s, len(stream)))
-        return u, u
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, tuple]:
+        u, buffer = self.pick(stream, site.s)
+        return u, (u, buffer)
 
-    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
-        update = jnp.zeros_like(memo) if update is None else update
-        return push(stream, update, around.site.s + 1), Flow(memo, memo, None, update, memo, memo)
+    def write(self, stream: jax.Array, memo: tuple, update: Any, around: Around) -> tuple[Any, Flow]:
+        u, buffer = memo
+        update = jnp.zeros_like(u) if update is None else update
+        return push(buffer, update, around.site.s + 1), Flow(u, u, None, update, u, u)
 
     def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
         return stream
@@ -151,7 +109,7 @@ class BlockDepthAttention(CarrySpec):
         return DepthQuery(width, norms)
 
     def close(self, ends: Any, stream: jax.Array) -> jax.Array:
-        return ends(stream, jnp.ones(len(stream), bool))
+        return ends(stream, len(stream) - 1)[0]
 
 
 class BlockDepthAttentionSite(Carry):
@@ -159,16 +117,14 @@ class BlockDepthAttentionSite(Carry):
         self.length = length
         self.pick = DepthQuery(width, norms)
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
-        own = (
-            site.s + self.length - 1
-        ) // self.length  # the own group's row from its second site on, else the row before
-        u = self.pick(stream, up_to(own, len(stream)))
-        return u, u
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, tuple]:
+        # the own group's row from its second site on, else the row before
+        u, buffer = self.pick(stream, (site.s + self.length - 1) // self.length)
+        return u, (u, buffer)
 
-    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
+    def write(self, stream: jax.Array, memo: tuple, update: Any, around: Around) -> tuple[Any, Flow]:
+        u, buffer = memo
         if update is not None:
             row = around.site.s // self.length + 1
-            so_far = jax.lax.dynamic_index_in_dim(stream, row, 0, keepdims=False)
-            stream = jax.lax.dynamic_update_index_in_dim(stream, plus(so_far, update), row, 0)
-        return stream, Flow(memo, memo, None, update, memo, memo)
+            buffer = put(buffer, plus(row_of(buffer, row), update), row)
+        return buffer, Flow(u, u, None, update, u, u)

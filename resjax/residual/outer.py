@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
-from resjax.residual.history import at_row, mixed, opened, push, up_to
 from resjax.residual.norms import Norm, NormDefaults
 from resjax.residual.parameters import constant, kernel
 from resjax.residual.precision import exact
+from resjax.residual.rows import at_row, mixed, opened, push, row_of, scored
 from resjax.residual.site import Site
 
 
 class Rows(Carry):
-    """A block's place in a buffer of block outputs: what it reads is a mix, what it adds is one row."""
+    """A block's place in a buffer of block outputs: what it reads is a mix, what it adds is one row. Its memo is the buffer."""
 
-    def write(self, stream: jax.Array, memo: Any, update: Any, around: Around) -> tuple[Any, Flow]:
-        return push(stream, update, around.site.s + 1), Flow(update, update, None, update, update, update)
+    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
+        return push(memo, update, around.site.s + 1), Flow(update, update, None, update, update, update)
 
     def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
         return stream
@@ -31,8 +31,9 @@ class Row(nnx.Module):
     def __init__(self, rows: int, index: Any):
         self.weights = constant(at_row(index, rows), (rows,), "mixer_static")
 
-    def __call__(self, buffer: jax.Array, index: Any) -> jax.Array:
-        return mixed(jnp.where(up_to(index, len(buffer)), self.weights[...], 0.0), buffer)
+    def __call__(self, buffer: jax.Array, last: Any) -> jax.Array:
+        """The weighted sum of the rows up to ``last``."""
+        return mixed(self.weights[...][None], buffer, last)[0][0]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ class DenseBlock(Rows):
     def __init__(self, site: Site):
         self.row = Row(site.M + 1, site.s)
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
         weights = jnp.where(site.s == 0, at_row(0, len(stream)), self.row.weights[...])
-        return mixed(jnp.where(up_to(site.s, len(stream)), weights, 0.0), stream), None
+        (mix,), buffer = mixed(weights[None], stream, site.s)
+        return mix, buffer
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,11 @@ class LadderBlock(Rows):
     def __init__(self) -> None:
         self.weight = constant(1.0, (), "mixer_static")
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
+    def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
         rows, block = len(stream), site.s
         upper = jnp.where(block >= site.M - site.M // 2, self.weight[...], 0.0)
-        return mixed(at_row(block, rows) + upper * at_row(site.M - block, rows), stream), None
+        (mix,), buffer = mixed((at_row(block, rows) + upper * at_row(site.M - block, rows))[None], stream, block)
+        return mix, buffer
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ class Mudd(CarrySpec):
         return MuddBlock(self.ppn, ("r",), sites + 1, sites, width, norms, key)
 
     def close(self, ends: Any, stream: jax.Array) -> jax.Array:
-        return ends.views(stream, len(stream) - 1)["r"]
+        return ends.views(stream, len(stream) - 1)[0]["r"]
 
 
 class MuddBlock(Rows):
@@ -207,24 +210,27 @@ class MuddBlock(Rows):
         # the norms of the ppn form: one on what is mixed, one on what is added to the skip, which starts small
         self.small = constant(1e-3, (width,), "norm_scale") if ppn else None
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[dict[str, jax.Array], None]:
-        return self.views(stream, site.s), None
+    def read(self, stream: jax.Array, site: Site) -> tuple[dict[str, jax.Array], jax.Array]:
+        return self.views(stream, site.s)
 
-    def views(self, stream: jax.Array, index: Any) -> dict[str, jax.Array]:
+    def views(self, stream: jax.Array, index: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+        """The mixes of the rows up to ``index`` by name, and the buffer."""
         rows = len(stream)
-        last = exact(jax.lax.dynamic_index_in_dim(stream, index, 0, keepdims=False))
+        last = exact(row_of(stream, index))
         hidden = jax.nn.gelu(self.norm(last) @ self.inner[...].astype(last.dtype))
         dynamic = hidden @ self.outer[...].astype(last.dtype)  # (batch, ..., names * rows)
         dynamic = jnp.moveaxis(dynamic.reshape(*dynamic.shape[:-1], len(self.names), rows), (-2, -1), (0, 1))
         static = jnp.expand_dims(self.static[...], tuple(range(2, dynamic.ndim)))
-        there = jnp.expand_dims(up_to(index, rows), tuple(range(1, dynamic.ndim - 1)))
-        weights = jnp.where(there, dynamic + static.astype(dynamic.dtype), 0.0)
-        sources = self.norm(stream) if self.ppn else stream
-        mixes = {name: mixed(w, sources) for name, w in zip(self.names, weights, strict=True)}
+        weights = dynamic + static.astype(dynamic.dtype)
+        if self.ppn:  # of a row's norm, which has no gain, only the denominator: it goes to the weight
+            _, squares, stream = scored(jnp.zeros((0, stream.shape[-1])), stream, index)
+            weights = weights * jax.lax.rsqrt(squares + self.norm.eps)
+        found, stream = mixed(weights, stream, index)
+        mixes = dict(zip(self.names, found, strict=True))
         if self.small is not None:
             mix = self.small[...].astype(last.dtype) * self.norm(exact(mixes["r"]))
             mixes["r"] = (last + mix).astype(stream.dtype)
-        return mixes
+        return mixes, stream
 
 
 @dataclass(frozen=True)
@@ -250,7 +256,7 @@ class DepthCross(CarrySpec):
         return DepthCrossBlock(("r",), sites + 1, width)
 
     def close(self, ends: Any, stream: jax.Array) -> jax.Array:
-        return ends.views(stream, len(stream) - 1)["r"]
+        return ends.views(stream, len(stream) - 1)[0]["r"]
 
 
 class DepthCrossBlock(Rows):
@@ -259,18 +265,18 @@ class DepthCrossBlock(Rows):
         self.static = constant(1.0, (len(names), rows), "mixer_static")
         self.query = constant(0.0, (len(names), width), "mixer_query")
 
-    def read(self, stream: jax.Array, site: Site) -> tuple[dict[str, jax.Array], jax.Array]:
-        views = self.views(stream, site.s)
-        return views, views["r"]
+    def read(self, stream: jax.Array, site: Site) -> tuple[dict[str, jax.Array], tuple]:
+        views, buffer = self.views(stream, site.s)
+        return views, (views["r"], buffer)
 
-    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
-        added = (exact(update) - exact(memo)).astype(stream.dtype)  # of the block's output, what it added to its skip
-        return push(stream, added, around.site.s + 1), Flow(memo, update, None, added, memo, memo)
+    def write(self, stream: jax.Array, memo: tuple, update: Any, around: Around) -> tuple[Any, Flow]:
+        skip, buffer = memo
+        added = (exact(update) - exact(skip)).astype(stream.dtype)  # of the block's output, what it added to its skip
+        return push(buffer, added, around.site.s + 1), Flow(skip, update, None, added, skip, skip)
 
-    def views(self, stream: jax.Array, index: Any) -> dict[str, jax.Array]:
-        wide = exact(stream)
-        scores = jax.nn.relu(jnp.einsum("r...d,cd->cr...", wide, self.query[...].astype(wide.dtype)))
-        static = jnp.expand_dims(self.static[...].astype(wide.dtype), tuple(range(2, scores.ndim)))
-        there = jnp.expand_dims(up_to(index, len(stream)), tuple(range(1, scores.ndim - 1)))
-        weights = jnp.where(there, static + scores, 0.0)
-        return {name: mixed(w, stream) for name, w in zip(self.names, weights, strict=True)}
+    def views(self, stream: jax.Array, index: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+        """The mixes of the rows up to ``index`` by name, and the buffer."""
+        scores, _, stream = scored(self.query[...], stream, index)
+        static = jnp.expand_dims(self.static[...].astype(scores.dtype), tuple(range(2, scores.ndim)))
+        found, stream = mixed(static + jax.nn.relu(scores), stream, index)
+        return dict(zip(self.names, found, strict=True)), stream

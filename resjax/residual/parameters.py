@@ -61,8 +61,20 @@ def drawn(key: jax.Array, std: float, shape: tuple[int, ...], role: str) -> nnx.
 
 
 def orthonormal(key: jax.Array, fan_in: int, fan_out: int, role: str) -> nnx.Param:
-    """A kernel (fan_in, fan_out) with orthonormal columns, fan_out <= fan_in; no rule rescales it."""
-    return nnx.Param(jax.random.orthogonal(key, fan_in)[:, :fan_out], role=(role,))
+    """A kernel (fan_in, fan_out) with orthonormal columns, fan_out <= fan_in, uniform over all such; no rule rescales it.
+
+    By Gram-Schmidt, each column cleared twice of those before it. Not by QR: where more of them are in flight than the CPU has cores,
+    as when blocks are built by vmap, jaxlib's QR (0.10.2 at least) waits for ever on its own thread pool.
+    """
+    drawn = jax.random.normal(key, (fan_in, fan_out))
+
+    def column(i: jax.Array, done: jax.Array) -> jax.Array:
+        v = drawn[:, i]
+        for _ in range(2):
+            v = v - done @ (done.T @ v)
+        return done.at[:, i].set(v / jnp.linalg.norm(v))
+
+    return nnx.Param(jax.lax.fori_loop(0, fan_out, column, jnp.zeros_like(drawn)), role=(role,))
 
 
 def constant(value: jax.typing.ArrayLike, shape: tuple[int, ...], role: str) -> nnx.Param:
