@@ -82,12 +82,17 @@ def pairs(first: Callable[[], float], second: Callable[[], float], count: int = 
     }
 
 
-def write(name: str, result: dict[str, Any]) -> None:
-    """Print ``result`` and keep it in results/<name>.json with the versions that it was measured with."""
+def keep(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """Keep ``result`` in results/<name>.json with the versions that it was measured with; what is kept, so."""
     made = {
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "flax", "optax")}},
         **result,
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
-    print(json.dumps(made, indent=1))
+    return made
+
+
+def write(name: str, result: dict[str, Any]) -> None:
+    """Keep ``result`` and print it."""
+    print(json.dumps(keep(name, result), indent=1))

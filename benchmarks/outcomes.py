@@ -1,14 +1,18 @@
 """What becomes of every scheme on the Markov text? The best of three rates, then five seeds; docs/outcomes.md.
 
-    python -m benchmarks.outcomes [NAME ...]     train what is not done yet (about three hours on 2 cores), then write the table
-    python -m benchmarks.outcomes --table        write the table from results/outcomes.json
+    python -m benchmarks.outcomes [NAME ...]         train what is not done yet, then write the table
+    python -m benchmarks.outcomes --share=1/2        the same for every second scheme: one process a core
+    python -m benchmarks.outcomes --table            write the table from results/outcomes.json
 
-24 blocks of width 32 on windows of 32 symbols, batch 16, 600 steps of AdamW. Stopped and given again it goes on; what ended is kept in
+24 blocks of width 32 on windows of 32 symbols, batch 16, 600 steps of AdamW; seven or eight runs a scheme. Pre-LN takes 30 s a run on
+one core, and a second core for the same run gains nothing. Stopped and given again it goes on; what ended is kept in
 benchmarks/results/outcomes.json, so that it can be done in pieces.
 """
 
 import argparse
+import fcntl
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -60,21 +64,36 @@ def read() -> dict[str, Any]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def train(label: str, fields: dict[str, str], cells: list[dict[str, Any]], rows: dict[str, Any]) -> None:
-    """Train the cells of one scheme that ``rows`` does not have yet, and keep them."""
-    left = [cell for cell in cells if key(cell) not in rows.setdefault(label, {})]
+def merged(label: str, found: dict[str, Any]) -> None:
+    """Put the cells of one scheme into the results file, whoever else writes to it."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with open(RESULTS.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = read()
+        rows[label] = rows.get(label, {}) | found
+        whole = RESULTS.with_suffix(".new")
+        whole.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        os.replace(whole, RESULTS)
+
+
+def train(label: str, fields: dict[str, str], cells: list[dict[str, Any]]) -> None:
+    """Train the cells of one scheme that are not kept yet, and keep them."""
+    done = read().get(label, {})
+    left = [cell for cell in cells if key(cell) not in done]
     if not left:
         return
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / "outcomes.py"
         config.write_text(CONFIG.replace("{cells!r}", repr([fields | cell for cell in left])))
+        # the second call, for the seeds, finds the program of the first
+        cached = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "resjax_outcomes_programs")
+        }
         command = [sys.executable, "-m", "resjax.sweep", f"--config={config}", f"--workdir={place}/sweep"]
-        subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=ROOT, env=cached, check=False, stdout=subprocess.DEVNULL)
         lines = read_metrics(Path(place) / "sweep" / "results.jsonl")
-        for line in lines:
-            cell = {path: line["fields"][path] for path in ("optimizer.lr", "seed")}
-            rows[label][key(cell)] = {name: line.get(name) for name in KEPT}
-        RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        cells_of = {key(line["fields"]): {name: line.get(name) for name in KEPT} for line in lines}
+        merged(label, cells_of)
 
 
 def key(cell: dict[str, Any]) -> str:
@@ -102,38 +121,41 @@ def page(rows: dict[str, Any]) -> str:
         "| scheme | best rate | outcomes of the seeds | held-out loss, median | smallest to largest |",
         "|---|---|---|---|---|",
     ]
-    for label in schemes():
-        mine = rows.get(label, {})
-        rate = best(mine)
-        if rate is None:
-            outcomes = ", ".join(sorted({row["outcome"] or "?" for row in mine.values()})) or "not run yet"
-            lines.append(f"| `{label}` | - | {outcomes} | - | - |")
-            continue
-        seeds = [mine[k] for seed in SEEDS if (k := key({"optimizer.lr": rate, "seed": seed})) in mine]
-        losses = [row["eval_loss"] for row in seeds if isinstance(row["eval_loss"], float)]
-        names = [row["outcome"] or "?" for row in seeds]
-        counted = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-        spread = f"{min(losses):.3f} to {max(losses):.3f}"
-        lines.append(f"| `{label}` | {rate:g} | {counted} | {statistics.median(losses):.3f} | {spread} |")
+    lines += [f"| `{label}` | {' | '.join(summary(rows.get(label, {})))} |" for label in schemes()]
     return "\n".join([*lines, ""])
+
+
+def summary(mine: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Of one scheme the best rate, the outcomes of the seeds there, the median loss and its range."""
+    rate = best(mine)
+    if rate is None:
+        return "-", ", ".join(sorted({row["outcome"] or "?" for row in mine.values()})) or "not run yet", "-", "-"
+    seeds = [mine[k] for seed in SEEDS if (k := key({"optimizer.lr": rate, "seed": seed})) in mine]
+    losses = [row["eval_loss"] for row in seeds if isinstance(row["eval_loss"], float)]
+    names = [row["outcome"] or "?" for row in seeds]
+    counted = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+    return f"{rate:g}", counted, f"{statistics.median(losses):.3f}", f"{min(losses):.3f} to {max(losses):.3f}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outcomes", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--share", default="1/1", metavar="K/N", help="every N-th scheme, from the K-th")
     parser.add_argument("--table", action="store_true", help="only write the table")
     arguments = parser.parse_args(words)
-    rows, every = read(), schemes()
+    every = schemes()
     if unknown := sorted(set(arguments.names) - set(every)):
         parser.error(f"there is no scheme '{unknown[0]}'; there are {', '.join(every)}")
-    for label, fields in [] if arguments.table else every.items():
-        if arguments.names and label not in arguments.names:
-            continue
-        train(label, fields, [{"optimizer.lr": rate, "seed": 0} for rate in RATES], rows)
-        if (rate := best(rows[label])) is not None:
-            train(label, fields, [{"optimizer.lr": rate, "seed": seed} for seed in SEEDS], rows)
-        print(f"{label}: {rows[label]}", flush=True)
-    PAGE.write_text(page(rows))
+    first, _, every_so_many = arguments.share.partition("/")
+    if not (first.isdigit() and every_so_many.isdigit() and 1 <= int(first) <= int(every_so_many)):
+        parser.error(f"--share is '{arguments.share}', which is not k/n with k from 1 to n, such as 1/2")
+    chosen = [label for label in every if not arguments.names or label in arguments.names]
+    for label in [] if arguments.table else chosen[int(first) - 1 :: int(every_so_many)]:
+        train(label, every[label], [{"optimizer.lr": rate, "seed": 0} for rate in RATES])
+        if (rate := best(read().get(label, {}))) is not None:
+            train(label, every[label], [{"optimizer.lr": rate, "seed": seed} for seed in SEEDS])
+        print(f"{label}: {summary(read().get(label, {}))}", flush=True)
+    PAGE.write_text(page(read()))
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from bench import PLAIN, RESULTS, Step, pairs, write
+from bench import PLAIN, RESULTS, Step, keep, pairs
 from resjax.residual import CATALOGUE
 from resjax.residual.entries import FORMS
 
@@ -60,7 +60,7 @@ def main() -> None:
             f"parameters {row['parameters'] - rows['pre_ln']['parameters']:+,}  compiled in {row['compile_seconds']} s",
             flush=True,
         )
-    write("overhead", {"size": "24x64x64x16", "rows": kept() | rows})
+        keep("overhead", {"size": "24x64x64x16", "rows": kept() | {"pre_ln": rows["pre_ln"], label: row}})
 
 
 if __name__ == "__main__":
