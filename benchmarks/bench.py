@@ -44,7 +44,7 @@ class Step:
         step = make_step(self.parts.graphdef, self.parts.optimizer, self.parts.schedule, self.parts.recipe)
         shape = (self.config.data.batch, self.config.data.length + 1)
         self.batch = np.random.default_rng(0).integers(0, 256, shape, np.int32)
-        self.state = self.parts.initial()
+        self.state = self.parts.initial(lambda _: self.batch)
         began = time.perf_counter()
         lowered = jax.jit(step, donate_argnums=0).lower(self.state, self.batch, False)
         self.compiled = lowered.compile()

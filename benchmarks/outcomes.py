@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,12 @@ def key(cell: dict[str, Any]) -> str:
 def best(rows: dict[str, Any]) -> float | None:
     """The rate with the lowest held-out loss at the first seed; None where none ended finite."""
     losses = {rate: rows.get(key({"optimizer.lr": rate, "seed": 0}), {}).get("eval_loss") for rate in RATES}
-    finite = {rate: loss for rate, loss in losses.items() if isinstance(loss, float)}
+    finite = {rate: loss for rate, loss in losses.items() if known(loss)}
     return min(finite, key=finite.__getitem__) if finite else None
+
+
+def known(loss: Any) -> bool:
+    return isinstance(loss, float) and isfinite(loss)
 
 
 def page(rows: dict[str, Any]) -> str:
@@ -131,7 +136,7 @@ def summary(mine: dict[str, Any]) -> tuple[str, str, str, str]:
     if rate is None:
         return "-", ", ".join(sorted({row["outcome"] or "?" for row in mine.values()})) or "not run yet", "-", "-"
     seeds = [mine[k] for seed in SEEDS if (k := key({"optimizer.lr": rate, "seed": seed})) in mine]
-    losses = [row["eval_loss"] for row in seeds if isinstance(row["eval_loss"], float)]
+    losses = [row["eval_loss"] for row in seeds if known(row["eval_loss"])]
     names = [row["outcome"] or "?" for row in seeds]
     counted = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
     return f"{rate:g}", counted, f"{statistics.median(losses):.3f}", f"{min(losses):.3f} to {max(losses):.3f}"

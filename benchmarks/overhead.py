@@ -1,8 +1,9 @@
 """What does every scheme cost beside Pre-LN, at equal depth and width? Step time in pairs, temporary memory, parameters.
 
-    python benchmarks/overhead.py [NAME ...]
+    python benchmarks/overhead.py [--size=24x64x64x16] [NAME ...]
 
-Training steps at 24 x 64, length 64, batch 16 (AdamW, no probes), remat as 'auto' chooses; medians of 5 pairs.
+Training steps (AdamW, no probes) of depth x width x length x batch, remat as 'auto' chooses; medians of 5 pairs. Rows are kept one by
+one in results/overhead.json; `python -m benchmarks.pages` makes docs/overhead.md of them.
 """
 
 import argparse
@@ -15,10 +16,15 @@ from bench import PLAIN, RESULTS, Step, keep, pairs
 from resjax.residual import CATALOGUE
 from resjax.residual.entries import FORMS
 
-SIZE = {"model.depth": 24, "model.width": 64, "model.heads": 2, "data.length": 64, "data.batch": 16}
 PLAIN.pop("model.norm")  # the default: schemes without norms refuse to be told one
 SECONDS_A_ROUND = 0.6
 PAIRS = 5
+
+
+def fields(size: str) -> dict[str, Any]:
+    depth, width, length, batch = map(int, size.split("x"))
+    sizes = {"model.depth": depth, "model.width": width, "model.heads": max(2, width // 64)}
+    return sizes | {"data.length": length, "data.batch": batch}
 
 
 def measured(step: Step) -> dict[str, Any]:
@@ -30,9 +36,9 @@ def measured(step: Step) -> dict[str, Any]:
 
 
 def kept() -> dict[str, Any]:
-    """The rows of earlier measurements: each is a ratio of pairs of its own run."""
+    """The rows of earlier measurements by size: each is a ratio of pairs of its own run."""
     path = RESULTS / "overhead.json"
-    return json.loads(path.read_text())["rows"] if path.exists() else {}
+    return json.loads(path.read_text())["sizes"] if path.exists() else {}
 
 
 def main() -> None:
@@ -43,24 +49,26 @@ def main() -> None:
     ]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    wanted = parser.parse_args().names
-    base = Step(SIZE)
+    parser.add_argument("--size", default="24x64x64x16", help="depth x width x length x batch")
+    arguments = parser.parse_args()
+    base = Step(fields(arguments.size))
     steps = max(2, round(1e3 * SECONDS_A_ROUND / base.run(3)))
-    rows = {"pre_ln": measured(base)}
+    plain = measured(base)
     for name, form in every:
         label = f"{name}:{form}" if form else name
-        if name == "pre_ln" or (wanted and label not in wanted):
+        if name == "pre_ln" or (arguments.names and label not in arguments.names):
             continue
-        step = Step(SIZE | {"residual.name": name} | ({"residual.form": form} if form else {}))
+        step = Step(fields(arguments.size) | {"residual.name": name} | ({"residual.form": form} if form else {}))
         timed = pairs(lambda step=step: step.run(steps), lambda: base.run(steps), PAIRS)
-        rows[label] = measured(step) | {"time": timed["ratio"], "times": timed["ratios"]}
-        row = rows[label]
+        row = measured(step) | {"time": timed["ratio"], "times": timed["ratios"]}
         print(
-            f"{label:28s} time x {row['time']:.2f}  memory x {row['temporary_mib'] / rows['pre_ln']['temporary_mib']:.2f}  "
-            f"parameters {row['parameters'] - rows['pre_ln']['parameters']:+,}  compiled in {row['compile_seconds']} s",
+            f"{label:28s} time x {row['time']:.2f}  memory x {row['temporary_mib'] / plain['temporary_mib']:.2f}  "
+            f"parameters {row['parameters'] - plain['parameters']:+,}  compiled in {row['compile_seconds']} s",
             flush=True,
         )
-        keep("overhead", {"size": "24x64x64x16", "rows": kept() | {"pre_ln": rows["pre_ln"], label: row}})
+        sizes = kept()
+        rows = sizes.get(arguments.size, {}) | {"pre_ln": plain, label: row}
+        keep("overhead", {"sizes": sizes | {arguments.size: rows}})
 
 
 if __name__ == "__main__":

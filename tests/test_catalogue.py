@@ -12,7 +12,22 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kit import EVALUATION, KINDS, SMALL, TOKENS, fast, forward, make, perturbed, relative, stack, start, variables
+from kit import (
+    EVALUATION,
+    KINDS,
+    SMALL,
+    TOKENS,
+    abstract,
+    fast,
+    forward,
+    functional,
+    make,
+    perturbed,
+    relative,
+    stack,
+    start,
+    variables,
+)
 from oracle import FORMS, Options, language_model
 from resjax import catalogue
 from resjax.check import CHECKS
@@ -71,6 +86,27 @@ def test_a_scheme_is_a_value(name):
     assert scheme.describe(KINDS, 5)
     config_name, _, form = name.partition(":")
     assert entry(config_name, form or None) == scheme
+
+
+@every
+def test_the_program_does_not_grow_with_depth(name):
+    """As many operations at 16 blocks as at 8, forward and backward, special first and last blocks included."""
+
+    def operations(depth: int) -> int:
+        gradient = jax.grad(lambda model: functional(model(jnp.asarray(TOKENS), EVALUATION)[0]))
+        return counted(jax.make_jaxpr(gradient)(abstract(ALL[name], depth=depth)).jaxpr)
+
+    assert operations(8) == operations(16)
+
+
+def counted(jaxpr: Any) -> int:
+    """Operations of a program, those of its loops and calls included."""
+    inner = [x for eqn in jaxpr.eqns for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)]
+    return len(jaxpr.eqns) + sum(counted(getattr(x, "jaxpr", x)) for x in inner if is_program(x))
+
+
+def is_program(x: Any) -> bool:
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
 # ---- variants.md 11.5: what holds at the start

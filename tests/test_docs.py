@@ -1,12 +1,14 @@
 """Are the pages of docs true? The generated catalogue, the examples, the code that the guidance shows."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import jax
 import pytest
 
+from benchmarks import outcomes, pages
 from resjax import catalogue, check
 from resjax.config.entry import entry
 from resjax.listing import rows
@@ -18,6 +20,12 @@ DOCS = ROOT / "docs"
 def test_the_page_of_the_catalogue_is_as_the_code_says():
     want = catalogue.markdown(rows())
     assert (DOCS / "catalogue.md").read_text() == want, "python -m resjax.catalogue --markdown > docs/catalogue.md"
+
+
+def test_the_pages_of_measured_numbers_are_as_the_numbers_say():
+    overhead = pages.overhead(json.loads(pages.OVERHEAD.read_text())["sizes"])
+    assert pages.PAGE.read_text() == overhead, "python -m benchmarks.pages"
+    assert outcomes.PAGE.read_text() == outcomes.page(outcomes.read()), "python -m benchmarks.outcomes --table"
 
 
 def test_the_guidance_shows_the_example_and_names_what_exists():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from resjax.residual.parameters import orthonormal
-from resjax.residual.rows import mixed, push, scored
+from resjax.residual.rows import added_to, mixed, picked, push, scored
 
 ROWS, BATCH, LENGTH, WIDTH, VIEWS = 5, 2, 3, 4, 2
 BUFFER = jax.random.normal(jax.random.key(0), (ROWS, BATCH, LENGTH, WIDTH))
@@ -76,6 +76,22 @@ def test_half_precision_buffers_are_summed_in_float32_and_rounded_once():
     assert float(total.squeeze()) == 2.0  # one by one in bfloat16 it would stay at 1
     scores, squares, buffer = scored(jnp.ones((1, 1)), rows, jnp.asarray(256))
     assert (scores.dtype, squares.dtype, buffer.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
+
+
+def test_picking_and_adding_to_a_row_have_the_gradients_of_indexing():
+    row = jnp.full((BATCH, LENGTH, WIDTH), 3.0)
+    weights = jax.random.normal(jax.random.key(9), BUFFER.shape)
+
+    def ours(buffer, row):
+        one, buffer = picked(buffer, jnp.asarray(3))
+        return jnp.sum(jnp.sin(one)) + jnp.sum(weights * jnp.cos(added_to(buffer, row, jnp.asarray(2))))
+
+    def plain(buffer, row):
+        return jnp.sum(jnp.sin(buffer[3])) + jnp.sum(weights * jnp.cos(buffer.at[2].add(row)))
+
+    np.testing.assert_allclose(ours(BUFFER, row), plain(BUFFER, row), rtol=1e-6)
+    for a, b in zip(jax.grad(ours, (0, 1))(BUFFER, row), jax.grad(plain, (0, 1))(BUFFER, row), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_push_gives_its_row_the_gradient_that_stands_there():

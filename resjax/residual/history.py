@@ -14,8 +14,7 @@ from flax import nnx
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import NormDefaults
 from resjax.residual.parameters import constant
-from resjax.residual.precision import plus
-from resjax.residual.rows import mixed, opened, push, put, row_of, scored
+from resjax.residual.rows import added_to, mixed, opened, push, scored
 from resjax.residual.site import Site
 
 
@@ -125,6 +124,5 @@ class BlockDepthAttentionSite(Carry):
     def write(self, stream: jax.Array, memo: tuple, update: Any, around: Around) -> tuple[Any, Flow]:
         u, buffer = memo
         if update is not None:
-            row = around.site.s // self.length + 1
-            buffer = put(buffer, plus(row_of(buffer, row), update), row)
+            buffer = added_to(buffer, update, around.site.s // self.length + 1)
         return buffer, Flow(u, u, None, update, u, u)

@@ -11,7 +11,7 @@ from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import Norm, NormDefaults
 from resjax.residual.parameters import constant, kernel
 from resjax.residual.precision import exact
-from resjax.residual.rows import at_row, mixed, opened, push, row_of, scored
+from resjax.residual.rows import at_row, mixed, opened, picked, push, scored
 from resjax.residual.site import Site
 
 
@@ -129,10 +129,11 @@ class LadderBlock(Rows):
         self.weight = constant(1.0, (), "mixer_static")
 
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, jax.Array]:
-        rows, block = len(stream), site.s
-        upper = jnp.where(block >= site.M - site.M // 2, self.weight[...], 0.0)
-        (mix,), buffer = mixed((at_row(block, rows) + upper * at_row(site.M - block, rows))[None], stream, block)
-        return mix, buffer
+        upper = jnp.asarray(site.s) >= site.M - site.M // 2
+        below, buffer = picked(stream, site.s)
+        mirror, buffer = picked(buffer, jnp.where(upper, site.M - site.s, 0))
+        weight = jnp.where(upper, self.weight[...], 0.0)
+        return (exact(below) + weight.astype(exact(below).dtype) * exact(mirror)).astype(stream.dtype), buffer
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ class MuddBlock(Rows):
     def views(self, stream: jax.Array, index: Any) -> tuple[dict[str, jax.Array], jax.Array]:
         """The mixes of the rows up to ``index`` by name, and the buffer."""
         rows = len(stream)
-        last = exact(row_of(stream, index))
+        last, stream = picked(stream, index)
+        last = exact(last)
         hidden = jax.nn.gelu(self.norm(last) @ self.inner[...].astype(last.dtype))
         dynamic = hidden @ self.outer[...].astype(last.dtype)  # (batch, ..., names * rows)
         dynamic = jnp.moveaxis(dynamic.reshape(*dynamic.shape[:-1], len(self.names), rows), (-2, -1), (0, 1))

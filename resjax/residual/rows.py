@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from resjax.residual.precision import exact, wide
+from resjax.residual.precision import exact, plus, wide
 
 
 def opened(embedded: jax.Array, rows: int) -> jax.Array:
@@ -39,6 +39,30 @@ def _push_backward(index: jax.Array, gradient: jax.Array) -> tuple[jax.Array, ja
 
 
 push.defvjp(_push_forward, _push_backward)
+
+
+@jax.custom_vjp
+def added_to(buffer: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+    """The buffer with ``update`` added to the row at ``index``. Its transpose leaves the buffer's gradient where it is, too."""
+    return put(buffer, plus(row_of(buffer, index), update), index)
+
+
+added_to.defvjp(
+    lambda buffer, update, index: (added_to(buffer, update, index), index),
+    _push_backward,
+)
+
+
+@jax.custom_vjp
+def picked(buffer: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One row, and the buffer to be used in its place: the row's gradient is added to the one array there is."""
+    return row_of(buffer, index), buffer
+
+
+picked.defvjp(
+    lambda buffer, index: (picked(buffer, index), index),
+    lambda index, gradients: (grown(gradients[1], exact(gradients[0]), index), None),
+)
 
 
 @jax.custom_vjp
