@@ -1,6 +1,6 @@
 """Which pages of docs are made of measured numbers, and how?
 
-    python -m benchmarks.pages     write docs/overhead.md from results/overhead.json
+python -m benchmarks.pages     write docs/overhead.md from results/overhead.json
 """
 
 import json
