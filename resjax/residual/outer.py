@@ -18,7 +18,7 @@ from resjax.residual.site import Site
 class Rows(Carry):
     """A block's place in a buffer of block outputs: what it reads is a mix, what it adds is one row. Its memo is the buffer."""
 
-    def write(self, stream: jax.Array, memo: jax.Array, update: Any, around: Around) -> tuple[Any, Flow]:
+    def write(self, stream: jax.Array, memo: Any, update: Any, around: Around) -> tuple[Any, Flow]:
         return push(memo, update, around.site.s + 1), Flow(update, update, None, update, update, update)
 
     def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
