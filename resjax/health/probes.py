@@ -6,44 +6,11 @@ All statistics are taken in float32 (or better). Shapes: arrays are (batch, ...,
 import jax
 import jax.numpy as jnp
 
+from resjax.health.arithmetic import swallowed
+from resjax.health.geometry import cosine, ratio, token_cosine
 from resjax.health.record import FORWARD_PROBES
 from resjax.residual import Flow
-from resjax.residual.precision import exact, rms, rounded
-
-
-def lengths(x: jax.Array) -> jax.Array:
-    """Euclidean length of every token."""
-    return jnp.sqrt(jnp.sum(jnp.square(exact(x)), axis=-1))
-
-
-def ratio(update: jax.Array, stream: jax.Array) -> jax.Array:
-    """Token mean of |update| / |stream|."""
-    return jnp.mean(lengths(update) / lengths(stream))
-
-
-def cosine(update: jax.Array, stream: jax.Array) -> jax.Array:
-    """Token mean of the cosine between update and stream."""
-    return jnp.mean(jnp.sum(exact(update) * exact(stream), axis=-1) / (lengths(update) * lengths(stream)))
-
-
-def token_cosine(stream: jax.Array) -> jax.Array:
-    """Mean cosine between two different tokens of a sample: 0 for orthogonal tokens, 1 for identical ones.
-
-    From the sum of the unit vectors, so linear in the number T of tokens: (|sum|^2 - T) / (T (T - 1)). NaN for a single token.
-    """
-    tokens = exact(stream).reshape(stream.shape[0], -1, stream.shape[-1])
-    count = tokens.shape[1]
-    if count == 1:  # rounding would make it plus or minus infinity
-        return jnp.full((), jnp.nan, tokens.dtype)
-    unit = tokens / lengths(tokens)[..., None]
-    return jnp.mean((jnp.sum(jnp.square(jnp.sum(unit, axis=1)), axis=-1) - count) / (count * (count - 1)))
-
-
-def swallowed(update: jax.Array, kept: jax.Array) -> jax.Array:
-    """Share of the non-zero elements of the update that the add, rounded as the stream is, leaves no trace of."""
-    total = rounded(exact(kept) + exact(update), kept.dtype)
-    moved = update != 0
-    return jnp.sum((total == exact(kept)) & moved) / jnp.sum(moved)
+from resjax.residual.precision import exact, rms
 
 
 def measure(flow: Flow) -> dict[str, jax.Array]:

@@ -1,0 +1,45 @@
+"""How sharp is attention, and how large are the logits that it comes from? Figures of one site, from logits and mask (M13)."""
+
+import jax
+import jax.numpy as jnp
+
+from resjax.health.geometry import token_mean
+from resjax.residual.precision import exact
+
+
+def attention_figures(logits: jax.Array, seen: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Float32 scalars of attention logits (..., queries, keys), scaled as they enter the softmax; of each head apart by ``jax.vmap``.
+
+    Args:
+      seen: which keys a query sees, boolean, broadcast to the logits (causality, padding); None: all. A logit of -inf is a key not
+        seen; where hidden logits hold a large negative number instead, ``seen`` has to say so.
+
+    Returns:
+      entropy: of the softmax over the keys seen, divided by the log of their number; mean over the queries that see two or more:
+        1 for uniform attention, 0 for attention to one key.
+      largest_logit: largest magnitude of a logit seen.
+      logit_std: root mean square, over the same queries, of the standard deviation over the keys seen; a number added to all logits
+        of a query changes neither it nor the entropy.
+
+    What is not seen may hold anything. NaN where there is nothing to tell (every query sees one key at most; for the largest logit:
+    none is seen), and with NaN or inf among the logits seen. In float32 whatever comes in.
+    """
+    logits = exact(logits)
+    shown = logits != -jnp.inf
+    if seen is not None:
+        shown &= seen
+    count = jnp.sum(shown, axis=-1, dtype=logits.dtype)
+    several = count > 1
+    top = jnp.max(jnp.where(shown, logits, -jnp.inf), axis=-1, keepdims=True)
+    below = jnp.where(shown, logits - top, 0)
+    weights = jnp.where(shown, jnp.exp(below), 0)
+    whole = jnp.sum(weights, axis=-1)
+    entropy = (jnp.log(whole) - jnp.sum(weights * below, axis=-1) / whole) / jnp.log(count)
+    mean = jnp.sum(below, axis=-1, keepdims=True) / count[..., None]
+    variance = jnp.sum(jnp.where(shown, jnp.square(below - mean), 0), axis=-1) / count
+    largest = jnp.max(jnp.where(shown, jnp.abs(logits), 0))
+    return {
+        "entropy": token_mean(entropy, several),
+        "largest_logit": jnp.where(jnp.isposinf(largest) | ~jnp.any(shown), jnp.nan, largest),
+        "logit_std": jnp.sqrt(token_mean(variance, several)),
+    }
