@@ -152,7 +152,7 @@ def point(name: str, K: Array, scheme: Scheme, shape: Shape, mean: float = 0.0) 
     if kind == "layernorm":
         K = K - mean**2
     K, slope = norm(K, kind, shape)
-    factor = spec.gain
+    factor: Any = spec.gain
     if isinstance(factor, Learned):
         factor = 1.0 if factor.shape == "none" else factor.start
     if callable(factor) or spec.gain_of is not None or spec.times is not None:

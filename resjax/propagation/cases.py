@@ -22,9 +22,9 @@ ALL = "all"
 LENGTH, SEQUENCES = 128, 4  # of the batch, unless the command line sets data.length and data.batch
 SEEDS, FEW_SEEDS = 4, 2  # histories are read whole at every site
 LEAST = (32, 2)
-# Seconds that one scheme may take at its deepest, and what a machine does in one (2 CPU cores, measured): products with
-# weights, and elements of a history read, forward and backward.
-SECONDS, PRODUCTS, READS = 60.0, 1.6e10, 1.5e8
+# Seconds that one scheme may take at its deepest, and what 2 CPU cores need, roughly: products with weights a second; for a row of a
+# history read, forward and backward, seconds a row and elements a second.
+SECONDS, PRODUCTS, ROW, READS = 60.0, 1.6e10, 2.5e-5, 3e8
 MEMORY_SHARE = 0.5  # that the weights of one network may take
 COPIES = 2  # of the weights at once: as drawn, and as the program takes them
 FORM = re.compile(r"(\w+):(\w+)(\+.+)?")
@@ -155,7 +155,7 @@ def _size(plans: list[Plan], seeds: int | None) -> None:
     """Set batch, length and seeds, the same at all depths of a scheme, so that profiles can be compared.
 
     What the command line says of ``data.batch`` and ``data.length`` stands. Else a scheme that reads its whole history gets fewer
-    tokens where its deepest network would take too long.
+    tokens, and in the end one seed, where its deepest network would take too long.
     """
     last = max(plans, key=lambda plan: plan.config.model.depth)
     config, rows = last.config, last.scheme.written.rows
@@ -168,6 +168,8 @@ def _size(plans: list[Plan], seeds: int | None) -> None:
             batch //= 2
         elif levels.get("data.length") != FLAG and length > LEAST[0]:
             length //= 2
+        elif seeds is None and count > 1:
+            count = 1
         else:
             break
     for plan in plans:
@@ -183,7 +185,7 @@ def _seconds(plan: Plan, tokens: int, seeds: int) -> float:
     if scheme.written.rows:
         units = model.depth * (1 if scheme.outer is not None else 2)
         mixes = max(1, len(scheme.written.views) + 1)
-        reads = mixes * units**2 / 2 * tokens * model.width / READS
+        reads = units**2 / 2 * (ROW + mixes * tokens * model.width / READS)
     return seeds * (products + reads)
 
 

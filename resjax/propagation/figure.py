@@ -12,15 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from resjax.propagation.closed import Curve
 from resjax.propagation.result import Depth, Study
 
 WIDTH, HEIGHT, ROWS, COLUMNS = 14.0, 6.2, 2, 4  # inches, of one scheme; panels
 POINTS = 240  # of a line; also kept are its ends, largest and smallest value
-THEORY = {"mean field": "--", "identity path alone": ":", "norm on the trunk": "-."}
+WHOLE_DECADES = 2.5  # from so many on, powers of ten are marks enough
+THEORY: dict[str, Any] = {"mean field": "--", "identity path alone": ":", "norm on the trunk": "-."}
 BOUNDS = "#9a9a9a"
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "resjax",
     "font.family": "sans-serif",
@@ -55,7 +57,7 @@ class Panel:
 
 def panels(sites: Sequence[str]) -> list[Panel]:
     ratios = [
-        Panel("update_ratio", f"Update/stream, {name}", "token mean of |update| / |stream|", i, log=True)
+        Panel("update_ratio", f"Update/stream, {name}", "|update| / |stream|", i, log=True)
         for i, name in enumerate(sites)
     ]
     return [
@@ -87,8 +89,8 @@ def svg(studies: Sequence[Study], title: str) -> bytes:
 def draw(block: Any, study: Study) -> None:
     """The panels of one scheme, and its legend in the last place."""
     grid = block.subplots(ROWS, COLUMNS, squeeze=False)
-    block.subplots_adjust(left=0.055, right=0.985, top=0.87, bottom=0.09, wspace=0.3, hspace=0.42)
-    block.suptitle(plain(heading(study)), x=0.055, y=0.98, ha="left", fontsize=11, fontweight="bold")
+    block.subplots_adjust(left=0.06, right=0.985, top=0.87, bottom=0.09, wspace=0.32, hspace=0.42)
+    block.suptitle(plain(heading(study)), x=0.06, y=0.98, ha="left", fontsize=11, fontweight="bold")
     axes = list(grid.flat)
     colours = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.85, 0.1, len(study.depths))]
     shown = panels(study.depths[0].sites)
@@ -131,7 +133,8 @@ def fill(axis: Axes, panel: Panel, depths: Sequence[Depth], colours: Sequence[An
             axis.plot(along[keep], y[keep], THEORY[curve.name], color="black", alpha=0.75, linewidth=0.9)
             heights.append(y)
             used.add(curve.name)
-    limits(axis, panel, heights)
+    still = all((of_site(depth.profiles[panel.probe].mean, panel.site) == 0).all() for depth in depths)
+    limits(axis, panel, heights, "0 at every depth" if still else "nothing to draw")
     axis.set_title(panel.title, loc="left")
     axis.set_ylabel(panel.unit)
     axis.set_xlabel("share of the depth")
@@ -181,18 +184,22 @@ def thinned(values: np.ndarray) -> np.ndarray:
     return np.unique(keep)
 
 
-def limits(axis: Axes, panel: Panel, heights: list[np.ndarray]) -> None:
+def limits(axis: Axes, panel: Panel, heights: list[np.ndarray], empty: str) -> None:
     """A logarithmic axis where there is anything to show on one, never so narrow that rounding fills it."""
     known = np.concatenate([one[np.isfinite(one)] for one in heights])
     if not known.size:
-        axis.text(0.5, 0.5, "nothing to draw", transform=axis.transAxes, ha="center", color="#666666")
+        axis.text(0.5, 0.5, empty, transform=axis.transAxes, ha="center", color="#666666")
         axis.set_yticks([])
         return
     low, high = float(known.min()), float(known.max())
     if panel.log:
-        axis.set_yscale("log")
         pad = max(1.15, 1.6 / (high / low) ** 0.5)
+        axis.set_yscale("log")
         axis.set_ylim(low / pad, high * pad)
+        few = np.log10(high / low) < WHOLE_DECADES
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12 if few else 7))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
         return
     least = 0.1 if panel.probe.startswith("token_cosine") else 1.0
     pad = max(0.05 * (high - low), (least - (high - low)) / 2)
@@ -240,7 +247,7 @@ def legend(axis: Axes, study: Study, colours: Sequence[Any], used: set[str]) -> 
     said = [*study.notes]
     if study.depths[-1].no_mean_field:
         said.append(f"no mean-field theory: {study.depths[-1].no_mean_field}")
-    text = "\n".join(textwrap.fill(plain(one), 62) for one in said)
+    text = "\n".join(textwrap.fill(plain(one), 56) for one in said)
     axis.text(-0.03, -0.12, text, transform=axis.transAxes, fontsize=7, color="#444444", va="bottom")
 
 

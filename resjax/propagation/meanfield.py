@@ -186,7 +186,7 @@ def _through(
         made, back = branch(kind, inner * normed, scheme, shape, now[kind])
         updates.append(made)
         branches.append(back)
-    update, of_out = norm(sum(updates), norm_kind(scheme.norm_out, shape), shape)
+    update, of_out = norm(np.sum(updates, axis=0), norm_kind(scheme.norm_out, shape), shape)
     chance = 1 / (1 - gains["drop"]) if gains["drop"] < 1 else 0.0
     leave = (scale * chance / (1 - shape.dropout), of_out)
     update = scale * _dropped(update, shape.dropout)

@@ -29,7 +29,8 @@ def run(
     every = schemes == cases.ALL
     plans: list[list[cases.Plan]] = []
     left_out: list[tuple[str, str]] = []
-    for name in cases.names(schemes) or [None]:
+    names: Sequence[str | None] = cases.names(schemes) or (None,)
+    for name in names:
         try:
             plans.append(cases.build(spec, overrides, name, depths, seeds))
         except Refused as refused:
