@@ -93,6 +93,15 @@ def _replace(path: Path, write: Callable[[Any], None]) -> None:
         os.close(folder)
 
 
+def write_bytes(path: str | os.PathLike, content: bytes) -> None:
+    """``content`` as one file, replaced as a whole: a reader, and a crash, see the old file or the new one.
+
+    Raises:
+      OSError: it cannot be written (disk full); the old file stands.
+    """
+    _replace(Path(path), lambda file: file.write(content))
+
+
 def write_json(path: str | os.PathLike, obj: Any) -> None:
     """``obj`` as one strict-JSON file, replaced as a whole: a reader, and a crash, see the old file or the new one.
 
