@@ -41,7 +41,14 @@ SIZES = {
     "precision.compute": "float32",
     "precision.stream": "float32",
 }
-FORMS = [("true", "none"), ("true", "full"), ("true", "dots"), ("false", "none"), ("false", "full")]  # scan, remat
+SLOW = pytest.mark.slow
+FORMS = [  # scan, remat
+    ("true", "none"),
+    ("false", "full"),
+    pytest.param("true", "full", marks=SLOW),
+    pytest.param("true", "dots", marks=SLOW),
+    pytest.param("false", "none", marks=SLOW),
+]
 
 
 def root(x):
@@ -103,7 +110,7 @@ def test_a_value_in_the_gradient_only_is_named_as_backward(scan, remat):
     assert "the first non-finite value is in the backward pass, block 4, mlp, scale of the update:" in first.sentence()
 
 
-@pytest.mark.parametrize("scan", ["true", "false"])
+@pytest.mark.parametrize("scan", ["true", pytest.param("false", marks=SLOW)])
 def test_a_nan_in_the_input_is_named_as_input(scan):
     parts, state, batch = made(model__scan=scan)
     used = int(batch[1, 4])
@@ -114,7 +121,7 @@ def test_a_nan_in_the_input_is_named_as_input(scan):
     assert first_nonfinite(parts, changed(state, "embed", lambda t: t.at[unused].set(jnp.nan)), batch) is None
 
 
-@pytest.mark.parametrize(("scan", "remat"), [("true", "none"), ("true", "full"), ("false", "none")])
+@pytest.mark.parametrize(("scan", "remat"), [FORMS[0], *FORMS[2:]])
 def test_a_float16_overflow_is_named_where_it_is_and_not_at_the_next_norm(scan, remat):
     """A11: 66,246 as the output of a feed-forward; bfloat16 holds it."""
     form = {
@@ -138,7 +145,7 @@ def test_a_float16_overflow_is_named_where_it_is_and_not_at_the_next_norm(scan, 
     assert first_nonfinite(wide, state, batch) is None
 
 
-@pytest.mark.parametrize(("scan", "remat"), FORMS[:4])
+@pytest.mark.parametrize(("scan", "remat"), FORMS)
 def test_attention_logits_that_overflow(scan, remat):
     """In block 5, not at the masks of -inf of the blocks before."""
     parts, state, batch = made(model__scan=scan, model__remat=remat)
@@ -169,7 +176,11 @@ def test_an_accumulated_batch_is_searched_slice_by_slice():
 
 
 @pytest.mark.parametrize(
-    "name", ["reversible", "attnres", "hyper_connections", "mhc", "muddformer", "post_ln", "realformer"]
+    "name",
+    [
+        "reversible",
+        *(pytest.param(name, marks=SLOW) for name in ("attnres", "mhc", "muddformer", "post_ln", "realformer")),
+    ],
 )
 def test_other_carries_are_searched(name):
     """Those with a backward pass of their own, with loops, with several streams, with more than one run of blocks."""
