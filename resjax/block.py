@@ -72,17 +72,20 @@ class Block(nnx.Module):
         """A unit's update, what its ``write`` wants to know, what it hands to other blocks, and its probes so far."""
         places = self.places(layer.index)
         if self.outer is None:
-            return *self.sites[unit].produce(stream, places[unit], layer.numbers[unit], context), {}
-        read, memo = self.outer.read(stream, whole(places))
+            with scope(places[unit]):
+                return *self.sites[unit].produce(stream, places[unit], layer.numbers[unit], context), {}
+        with jax.named_scope("read"):
+            read, memo = self.outer.read(stream, whole(places))
         views = {name: x for name, x in read.items() if name != "r"} if isinstance(read, dict) else None
         inner = entry = read["r"] if isinstance(read, dict) else read
         handed: Side = {}
         rows = []
         for i, (connection, site) in enumerate(zip(self.sites, places, strict=True)):
             given_views = views if i == 0 else None  # the first sub-layer, attention, reads the views
-            update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views)
             last = entry if site.last_in_block else None
-            inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
+            with scope(site):
+                update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views)
+                inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
             inner = watched(inner, i, layer, context)
             handed |= given
             rows.append(probed(context, connection.carry, flow))
@@ -97,13 +100,15 @@ class Block(nnx.Module):
         """The stream with the unit's update in it, and the probes of that."""
         places = self.places(layer.index)
         if self.outer is not None:
-            stream, _ = self.outer.write(stream, memo, update, self._around(whole(places), context))
+            with jax.named_scope("add"):
+                stream, _ = self.outer.write(stream, memo, update, self._around(whole(places), context))
             return stream, {}
         site = places[unit]
         if self.spec.rows and update is not None:
             update = watched(update, unit, layer, context)
         last = entry if site.last_in_block else None
-        stream, flow = self.sites[unit].write(stream, memo, update, site, layer.numbers[unit], last, context)
+        with scope(site):
+            stream, flow = self.sites[unit].write(stream, memo, update, site, layer.numbers[unit], last, context)
         if not self.spec.rows:
             stream = watched(stream, unit, layer, context)
         return stream, probed(context, self.sites[unit].carry, flow)
@@ -119,6 +124,11 @@ class Block(nnx.Module):
         """What an outer carry is lent: no gains and norms of its own."""
         first = site.s * len(self.sites)
         return Around(lambda name, x: x, lambda name, x: x, None, site, partial(coin, first, context))
+
+
+def scope(site: Site) -> Any:
+    """The name that a site's operations bear in the program; see :mod:`resjax.health.places`."""
+    return jax.named_scope(f"site_{site.pos}_{site.kind}")
 
 
 def whole(places: list[Site]) -> Site:

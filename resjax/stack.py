@@ -157,14 +157,17 @@ class Stack(nnx.Module):
         Site probes are (depth, sites), block probes (depth,).
         """
         side: Side = {}
-        stream, probes = self.carry.open(self.ends, embedded, self.units), []
+        with jax.named_scope("open"):
+            stream, probes = self.carry.open(self.ends, embedded, self.units), []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
             taps = None if context.taps is None else context.taps[here]
             layers = Layer(jnp.arange(run.first, run.first + run.length), self.numbers(run, context), taps)
             stream, side, seen = self._run(run, blocks, layers, stream, side, context)
             probes.append(seen)
-        return self.carry.close(self.ends, stream), jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
+        with jax.named_scope("close"):
+            last = self.carry.close(self.ends, stream)
+        return last, jax.tree.map(lambda *parts: jnp.concatenate(parts), *probes)
 
     def numbers(self, run: Run, context: Context) -> list[dict[str, jax.Array]]:
         """The gains that are rules, evaluated once a step for all blocks of the run: one vector (length,) a gain and site."""
@@ -179,8 +182,11 @@ class Stack(nnx.Module):
         self, run: Run, blocks: Block, layers: Layer, stream: Any, side: dict, context: Context
     ) -> tuple[Any, dict, Probes]:
         """The stream after one run of blocks, what they hand to the next runs, and the probes, stacked."""
+        # The names of the scopes, here and below, are how health.places tells where in the network an operation stands.
+        scope = f"blocks_{run.first}"
         if self.scan and self.carry.undoable:
-            stream, probes = undoing_scan(blocks, layers, stream, context)
+            with jax.named_scope(scope):
+                stream, probes = undoing_scan(blocks, layers, stream, context)
             return stream, side, probes
 
         # Of what blocks hand on, a chain goes from each to the next; the first block's is the same for all, so it is not
@@ -199,11 +205,13 @@ class Stack(nnx.Module):
             # inside a scan the loop itself keeps the two computations apart; unrolled, XLA would merge them again
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=not self.scan)
         if self.scan:
-            (stream, chain), (handed, probes) = jax.lax.scan(body, (stream, chain), (blocks, layers))
+            with jax.named_scope(scope):
+                (stream, chain), (handed, probes) = jax.lax.scan(body, (stream, chain), (blocks, layers))
         else:
             carried, rows = (stream, chain), []
-            for layer in unstacked((blocks, layers), run.length):
-                carried, row = body(carried, layer)
+            for i, layer in enumerate(unstacked((blocks, layers), run.length), run.first):
+                with jax.named_scope(f"block_{i}"):
+                    carried, row = body(carried, layer)
                 rows.append(row)
             stream, chain = carried
             handed, probes = jax.tree.map(lambda *parts: jnp.stack(parts), *rows)

@@ -79,15 +79,17 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array | dict[str, jax.Array], at: At | None = None) -> jax.Array:
         """``x`` is one input, or a dict of those of the queries, keys and values; ``at(name, array)`` is called at every point."""
         at = at or unchanged
-        q, k, v = (at(name, part) for name, part in zip("qkv", self._project(x), strict=True))
-        q, k = (a if norm is None else norm(a) for a, norm in ((q, self.norm_q), (k, self.norm_k)))
-        if self.rope:
-            q, k = rotate(q), rotate(k)
-        q, k = at("q_turned", q), at("k_turned", k)
-        batch, length, heads, size = q.shape
-        q, k, v = (a.swapaxes(1, 2) for a in (q / jnp.asarray(sqrt(size), q.dtype), k, v))
+        with jax.named_scope("queries_keys_values"):
+            q, k, v = (at(name, part) for name, part in zip("qkv", self._project(x), strict=True))
+            q, k = (a if norm is None else norm(a) for a, norm in ((q, self.norm_q), (k, self.norm_k)))
+            if self.rope:
+                q, k = rotate(q), rotate(k)
+            q, k = at("q_turned", q), at("k_turned", k)
+            batch, length, heads, size = q.shape
+            q, k, v = (a.swapaxes(1, 2) for a in (q / jnp.asarray(sqrt(size), q.dtype), k, v))
         mixed = attend(q, k, v, at).swapaxes(1, 2)
-        return self.write(at("pre_o", at("heads", mixed).reshape(batch, length, heads * size)))
+        with jax.named_scope("output"):
+            return self.write(at("pre_o", at("heads", mixed).reshape(batch, length, heads * size)))
 
     def _project(self, x: jax.Array | dict[str, jax.Array]) -> list[jax.Array]:
         """Queries, keys and values, (B, T, H, C) each."""
@@ -125,13 +127,16 @@ def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int
     """The queries from ``first`` to before ``end``, on the keys before ``end``."""
     # float16 ends at 65,504: a score may pass that, and so may values summed over many keys before the division
     out = jnp.float32 if v.dtype == jnp.float16 else None
-    scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
-    scores = at("scores", scores)
-    visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
-    scores = jnp.where(visible, scores, -jnp.inf)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    mixed = exact(jnp.einsum("bhqk,bhkc->bhqc", weights.astype(v.dtype), v[:, :, :end], preferred_element_type=out))
-    return (mixed / jnp.sum(weights, axis=-1, keepdims=True)).astype(v.dtype)
+    with jax.named_scope("scores"):
+        scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
+        scores = at("scores", scores)
+    with jax.named_scope("softmax"):
+        visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
+        scores = jnp.where(visible, scores, -jnp.inf)
+        weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    with jax.named_scope("values"):
+        mixed = exact(jnp.einsum("bhqk,bhkc->bhqc", weights.astype(v.dtype), v[:, :, :end], preferred_element_type=out))
+        return (mixed / jnp.sum(weights, axis=-1, keepdims=True)).astype(v.dtype)
 
 
 def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:

@@ -37,12 +37,15 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array, at: At | None = None) -> jax.Array:
         at = at or unchanged
-        hidden = at("fc_in", self.fc_in(x))
-        match self.kind:
-            case "gelu":
-                hidden = jax.nn.gelu(hidden, approximate=True)
-            case "relu":
-                hidden = jax.nn.relu(hidden)
-            case "swiglu":
-                hidden = jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]
-        return self.write(at("hidden", hidden))
+        with jax.named_scope("hidden"):
+            hidden = at("fc_in", self.fc_in(x))
+            match self.kind:
+                case "gelu":
+                    hidden = jax.nn.gelu(hidden, approximate=True)
+                case "relu":
+                    hidden = jax.nn.relu(hidden)
+                case "swiglu":
+                    hidden = jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]
+            hidden = at("hidden", hidden)
+        with jax.named_scope("output"):
+            return self.write(hidden)

@@ -31,6 +31,7 @@ GRADIENT_SPREAD = 1e3
 STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup", "prores", "branchnorm"})
 SCALE_FIELDS = ("scale", "at")
 
+NON_FINITE = "non-finite value"
 BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
 Finding = dict[str, Any]
 
@@ -113,6 +114,26 @@ def non_finite(record: HealthRecord) -> list[Finding]:
     return findings
 
 
+def located(health: Mapping[str, Any], nonfinite: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The verdict with the first non-finite value, as it was found operation by operation, in the finding of that step.
+
+    Args:
+      nonfinite: ``{"step", "where", "replay"}`` in words, and ``first``, what was found, or None.
+    """
+    if not nonfinite or not nonfinite["where"]:
+        return dict(health)
+    step, first = nonfinite["step"], nonfinite.get("first")
+    findings = [dict(finding) for finding in health["findings"]]
+    mine = [finding for finding in findings if (finding["kind"], finding["step"]) == (NON_FINITE, step)]
+    if not mine:
+        mine = [_finding(NON_FINITE, "", step, "", "")]
+        findings = mine + findings
+    mine[0]["where"] = first["where"] if first else mine[0]["where"] or "not located"
+    mine[0]["evidence"] = "; ".join(filter(None, (nonfinite["where"], mine[0]["evidence"])))
+    mine[0]["advice"] = f"{nonfinite['replay']} runs this step again. {mine[0]['advice']}".strip()
+    return {**health, "verdict": "findings", "findings": findings}
+
+
 def _non_finite_at(cells: np.ndarray, which: int, direction: str, step: Any, advice: str) -> Finding:
     place = np.argwhere(cells)[which]
     site = f", {site_names(cells.shape[1])[place[1]]}" if cells.ndim == 2 else ""
@@ -120,7 +141,7 @@ def _non_finite_at(cells: np.ndarray, which: int, direction: str, step: Any, adv
         f"the first place to go wrong; non-finite in this step: {int(cells.sum())} of {cells.size} places measured "
         f"{direction}"
     )
-    return _finding("non-finite value", f"block {place[0]}{site}, {direction}", step, evidence, advice)
+    return _finding(NON_FINITE, f"block {place[0]}{site}, {direction}", step, evidence, advice)
 
 
 def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Finding]:

@@ -113,14 +113,17 @@ class LM(nnx.Module):
           Logits (B, T, V) in float32, and the probes: sites (depth, sites), blocks (depth,), and scalars ``embed_rms`` (the stream
           before the first block) and ``final_rms`` (after the final norm, so never part of the stream's own profile).
         """
-        h = self.embedded(tokens, context)
+        with jax.named_scope("embedding"):
+            h = self.embedded(tokens, context)
         if embed_tap is not None:
             h = tap(h, embed_tap, jnp.asarray(context.on))
         last, probes = self.stack(h, context)
-        final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
+        with jax.named_scope("final_norm"):
+            final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
         if context.measure is not None:
             probes = probes | measured(context, ends, h, final)
-        return self.logits(final), probes
+        with jax.named_scope("head"):
+            return self.logits(final), probes
 
     def embedded(self, tokens: jax.Array, context: Context) -> jax.Array:
         """The stream before the first block, (B, T, D)."""
@@ -142,7 +145,8 @@ class LM(nnx.Module):
     ) -> tuple[jax.Array, Probes]:
         """What training minimises, and the probes: mean nats per token of a batch (B, T + 1) of sequences, each token from those before."""
         logits, probes = self(batch[:, :-1], context, embed_tap)
-        return loss(logits, batch[:, 1:]), probes
+        with jax.named_scope("loss"):
+            return loss(logits, batch[:, 1:]), probes
 
     def logits(self, final: jax.Array) -> jax.Array:
         """(B, T, D) after the final norm -> (B, T, V), float32 sums."""

@@ -121,30 +121,36 @@ class Connection(nnx.Module):
         is read in place of u.
         """
         gain = partial(self._amplify, numbers=numbers, context=context)
-        read, memo = self.carry.read(stream, site)
+        with jax.named_scope("read"):
+            read, memo = self.carry.read(stream, site)
         use_eval = not context.train and self.scheme.scale_eval is not None
         scale = "scale_eval" if use_eval else "scale"
-        normed = self._normed(read, None) if self.scheme.keep_normed else None
+        with jax.named_scope("norm_in"):
+            normed = self._normed(read, None) if self.scheme.keep_normed else None
         if getattr(self.scheme, scale) == 0.0:
             return None, (memo, normed), {}
 
         def enter(x: jax.Array, view: str | None) -> jax.Array:
-            x = self._normed(x, view, context.compute) if normed is None else normed
-            amplified = gain("in_scale", x.astype(context.compute))
-            return jnp.zeros_like(x, context.compute) if amplified is None else amplified
+            with jax.named_scope("norm_in"):
+                x = self._normed(x, view, context.compute) if normed is None else normed
+                amplified = gain("in_scale", x.astype(context.compute))
+                return jnp.zeros_like(x, context.compute) if amplified is None else amplified
 
         x = enter(read, None) if views is None else {view: enter(x, view) for view, x in views.items()}
         handed: Side = {}
-        if self.points is None:
-            y = self.branch(x)
-        else:
-            at, handed = self.points.on(context.side)
-            y = self.branch(x, at)  # type: ignore[call-arg]
+        with jax.named_scope("branch"):
+            if self.points is None:
+                y = self.branch(x)
+            else:
+                at, handed = self.points.on(context.side)
+                y = self.branch(x, at)  # type: ignore[call-arg]
         # Everything after the branch is in the stream's precision: a LayerScale gain of 1e-6 underflows in float16.
-        y = y.astype(read.dtype)
-        y = y if self.norm_out is None else self.norm_out(y)
-        y = self._drop_features(y, site, context)
-        return self._drop_path(gain(scale, y), site, gain, context), (memo, normed), handed
+        with jax.named_scope("norm_out"):
+            y = y.astype(read.dtype)
+            y = y if self.norm_out is None else self.norm_out(y)
+        with jax.named_scope("scale"):
+            y = self._drop_features(y, site, context)
+            return self._drop_path(gain(scale, y), site, gain, context), (memo, normed), handed
 
     def write(
         self,
@@ -161,12 +167,13 @@ class Connection(nnx.Module):
 
         def norm(name: str, x: jax.Array) -> jax.Array:
             module = getattr(self, name)
-            return x if module is None else module(x)
+            with jax.named_scope(name):
+                return x if module is None else module(x)
 
         gain = partial(self._amplify, numbers=numbers, context=context)
-        return self.carry.write(
-            stream, memo, update, Around(gain, norm, entry, site, partial(coin, site.s, context), normed)
-        )
+        around = Around(gain, norm, entry, site, partial(coin, site.s, context), normed)
+        with jax.named_scope("add"):
+            return self.carry.write(stream, memo, update, around)
 
     def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
         module: Any = self.norm_in

@@ -5,7 +5,7 @@ from statistics import fmean, median
 from typing import Any
 
 from resjax.data import Corpus
-from resjax.health.findings import examine
+from resjax.health.findings import examine, located
 from resjax.health.record import HealthRecord
 from resjax.health.report import write_report
 from resjax.health.table import print_health
@@ -24,10 +24,13 @@ def against_bigram(corpus: Corpus, loss: float) -> str:
     return f"{abs(gap):.3f} {'below' if gap > 0 else 'above'} the bigram baseline"
 
 
-def report(folder: RunFolder, config: Any, stream_dtype: str) -> str:
-    """Print the table by depth and write report.html from what the folder holds; returns a line that names the file."""
+def report(folder: RunFolder, config: Any, stream_dtype: str, health: Mapping[str, Any] | None = None) -> str:
+    """Print the table by depth and write report.html from what the folder holds; returns a line that names the file.
+
+    ``health`` is the verdict, if it is known.
+    """
     record = HealthRecord.load(folder.health)
-    print_health(record, examine(record, config.to_dict(), stream_dtype), config.residual.name)
+    print_health(record, health or examine(record, config.to_dict(), stream_dtype), config.residual.name)
     return f"report: {write_report(folder.path)}"
 
 
@@ -44,7 +47,7 @@ def summarize(
 
     Args:
       status: 'finished' or 'nonfinite'.
-      more: further entries.
+      more: further entries; 'nonfinite' also goes into the findings.
     """
     rows = read_metrics(folder.metrics)
     losses = [row["loss"] for row in rows if "loss" in row]
@@ -60,7 +63,9 @@ def summarize(
         "compile_seconds": programs.seconds,
         "param_hash": tree_hash(state.params),
         "stream_dtype": programs.stream_dtype,
-        "health": examine(HealthRecord.load(folder.health), config.to_dict(), programs.stream_dtype),
+        "health": located(
+            examine(HealthRecord.load(folder.health), config.to_dict(), programs.stream_dtype), more.get("nonfinite")
+        ),
         **more,
     }
     write_json(folder.summary, summary)

@@ -1,5 +1,6 @@
 """How does a run go from its first step to its last? Steps, logs, evaluations, saves, stops."""
 
+import shlex
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from resjax.data import Corpus, Pipeline
 from resjax.errors import Refused
 from resjax.health.record import HealthRecord
 from resjax.health.record import drop_after as drop_health_after
-from resjax.train import closing, faults
+from resjax.train import closing, evidence, faults
 from resjax.train.assemble import Parts
 from resjax.train.checkpoint import Checkpoints, NothingToRestore
-from resjax.train.program import Programs, held_out_loss, once_more
+from resjax.train.forensics import first_nonfinite
+from resjax.train.program import Programs, held_out_loss, once_more, passed_over
 from resjax.train.progress import Board
 from resjax.train.runfolder import FINISHED, NONFINITE, RunFolder
 from resjax.train.signals import Signals
@@ -84,6 +86,7 @@ class Loop:
         try:
             rows.drop_after(self.number)
             drop_health_after(self.folder.health, self.number)
+            evidence.clear(self.folder.nonfinite)
             for line in self.checkpoints.set_aside(self.number):
                 self.console.print(line)
             self.writer = MultiWriter(rows, TensorBoardWriter(self.folder.path, self.number + 1 if continued else None))
@@ -125,7 +128,9 @@ class Loop:
                     pending = None
                     batches.close()
                     batches = self._batches()
-                    continue
+                    if self.config.train.on_nonfinite == "rollback":
+                        continue
+                    last = self.number == steps  # of the step passed over, which may not be the last one tried
                 self._serve(last)
                 # A signal that came after the look at it above is heeded a step later: this step's numbers, still on
                 # their way, would be missing beside its saved state.
@@ -191,8 +196,8 @@ class Loop:
                 row["update_applied"] = False
             self.writer.scalars(pending.number, row)
             self.board.advance(pending.number, row)
-        self.bad = pending.number, row
-        return halted or (self.config.train.on_nonfinite == "skip" and skipped > MOST_SKIPS)
+        self.bad = pending.number, row, skipped
+        return halted
 
     def _speed(self, number: int) -> float:
         """Training tokens per second since the last row; evaluations and saves do not count."""
@@ -244,11 +249,11 @@ class Loop:
         self.writer.flush()
         self.record.flush(self.folder.health)
 
-    def report(self) -> None:
-        """The table by depth on the terminal, and report.html."""
+    def report(self, health: dict[str, Any] | None = None) -> None:
+        """The table by depth on the terminal, and report.html; ``health`` is the verdict, if it is known."""
         self._flush()
         with self.board.away():
-            self.console.print(closing.report(self.folder, self.config, self.programs.stream_dtype))
+            self.console.print(closing.report(self.folder, self.config, self.programs.stream_dtype, health))
 
     def _stop(self) -> int:
         self.save()
@@ -269,31 +274,76 @@ class Loop:
 
     def _summarize(self, status: str, **more: Any) -> dict[str, Any]:
         summary = closing.summarize(self.folder, self.config, self.corpus, self.programs, self.state, status, more)
-        self.report()
+        self.report(summary["health"])
         return summary
 
     # ------------------------------------------------------------------ non-finite values
 
     def _recover(self) -> int | None:
         """After a non-finite step under the run's policy: an exit code, or None to go on from ``self.state``."""
-        policy, (step, row) = self.config.train.on_nonfinite, self.bad
+        policy, (step, row, skipped) = self.config.train.on_nonfinite, self.bad
+        if policy == "skip" and skipped <= MOST_SKIPS:
+            self._keep(step, row)
+            self.state, self.number = passed_over(self.programs, self.state, skipped), step
+            return None
         if policy == "rollback" and self.rollbacks < MOST_ROLLBACKS:
+            self._keep(step, row)
             self._roll_back(step)
             return None
-        where = self._locate(step, row)
+        batch = self.pipeline.batch(int(self.state.cursor))
+        probed = self._locate(step, batch)
         self.save()
         self.checkpoints.wait()
+        found, where = self._search(batch, probed)
+        nonfinite = {"step": step, "where": where, "first": found, "replay": self._replay(step)}
+        evidence.save(self.folder.nonfinite, step, batch, {**nonfinite, **row, "policy": policy})
         tried = {
             "skip": f" ({MOST_SKIPS} steps in a row were passed over)",
             "rollback": f" ({MOST_ROLLBACKS} rollbacks did not help)",
         }.get(policy, "")
         with self.board.away():
-            self._summarize(NONFINITE, nonfinite={"step": step, "where": where})
+            self._summarize(NONFINITE, nonfinite=nonfinite)
         self.board.say(
             f"stopped at step {step}: the loss or the gradient is not finite{tried}{'; ' if where else ''}{where}; "
-            f"its update was not applied, and the state of step {int(self.state.step)} is saved"
+            f"its update was not applied, and the state of step {int(self.state.step)} is saved; "
+            f"{nonfinite['replay']} runs this step again"
         )
         return STOPPED_NONFINITE
+
+    def _keep(self, step: int, row: dict[str, Any]) -> None:
+        """Before a run goes past a non-finite step: keep the state before it, its batch and what was found, if there is room."""
+        if not evidence.has_room(self.folder.nonfinite):
+            return
+        before = replace(self.state, halted=jnp.asarray(False), skipped=jnp.int32(self.bad[2] - 1))
+        batch = self.pipeline.batch(int(before.cursor))
+        found, where = self._search(batch, "")
+        report = {"step": step, "where": where, "first": found, "replay": self._replay(step), **row}
+        policy = self.config.train.on_nonfinite
+        try:
+            evidence.save(
+                self.folder.nonfinite, step, batch, {**report, "policy": policy}, before, self.config.to_dict()
+            )
+        except OSError as error:  # the run goes on without it
+            self.board.say(f"step {step}: the state before it could not be kept ({error})")
+        self.board.say(f"step {step}: the loss or the gradient is not finite{'; ' if where else ''}{where}")
+
+    def _search(self, batch: np.ndarray, probed: str) -> tuple[dict[str, Any] | None, str]:
+        """The first non-finite value of the step that the state is before, and in words; ``probed`` where the search finds none."""
+        try:
+            found = first_nonfinite(self.parts, self.state, batch)
+        except (NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            return None, f"{probed} (its operations could not be searched one by one: {reason})".strip()
+        if found is None:
+            return (
+                None,
+                f"{probed} (done operation by operation the step is finite: fused ones round otherwise)".strip(),
+            )
+        return found.as_dict(), found.sentence()
+
+    def _replay(self, step: int) -> str:
+        """The command that runs ``step`` again."""
+        return f"python -m resjax.replay {shlex.quote(str(self.folder.path))} --step={step}"
 
     def _roll_back(self, step: int) -> None:
         """Back to the last save, and on with batches after that of ``step``: no batch is drawn again."""
@@ -311,11 +361,8 @@ class Loop:
         self.checkpoints.drop_after(self.number)
         self.writer.scalars(self.number, {"rolled_back_from": step})
 
-    def _locate(self, step: int, row: dict[str, Any]) -> str:
-        """Run the bad step once more on the kept state, everything measured; where the fault arises, in words."""
-        if self.config.train.on_nonfinite == "skip":
-            return ""  # the state has gone past it
-        batch = self.pipeline.batch(int(self.state.cursor))
+    def _locate(self, step: int, batch: np.ndarray) -> str:
+        """Run the bad step once more on the kept state, everything measured; where the fault shows in the probes, in words."""
         self.state, metrics, probes = once_more(self.programs, self.state, batch)
         if probes and (not len(self.record) or self.record.steps[-1] < step):
             self.record.append(step, probes)

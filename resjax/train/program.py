@@ -51,7 +51,9 @@ def compile_programs(parts: Parts, state: TrainState) -> Programs:
     """Trace and compile; ``state`` may be abstract."""
     began = time.monotonic()
     whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
-    step = make_step(parts.graphdef, parts.optimizer, parts.schedule, parts.recipe)
+    # Whatever the policy, the state stops before a step that is not finite, so that it can be looked into and kept.
+    recipe = replace(parts.recipe, stop=True)
+    step = make_step(parts.graphdef, parts.optimizer, parts.schedule, recipe)
     jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole), out_shardings=whole)
     traced = jitted.trace(state, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
     compiled = traced.lower().compile()
@@ -75,9 +77,18 @@ def tokens(parts: Parts) -> jax.ShapeDtypeStruct:
 
 def once_more(programs: Programs, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict, dict]:
     """The step at which ``state`` halted, run again on its batch and measured: state as it was, metrics, probes."""
+    skipped = jax.device_put(jnp.int32(max(0, int(state.skipped) - 1)), programs.whole)
     again = replace(state, halted=jax.device_put(jnp.asarray(False), programs.whole))
     state, metrics, probes = programs.step(again, programs.batch(tokens), np.asarray(True))
-    return replace(state, halted=jnp.asarray(False)), jax.device_get(metrics), jax.device_get(probes)
+    state = replace(state, halted=jnp.asarray(False), skipped=skipped)
+    return state, jax.device_get(metrics), jax.device_get(probes)
+
+
+def passed_over(programs: Programs, state: TrainState, skipped: int) -> TrainState:
+    """The state after the step at which ``state`` halted, its update left out; ``skipped`` such steps in a row now."""
+    counts = {"step": int(state.step) + 1, "cursor": int(state.cursor) + 1, "skipped": skipped}
+    placed = {name: jax.device_put(jnp.int32(count), programs.whole) for name, count in counts.items()}
+    return replace(state, **placed, halted=jax.device_put(jnp.asarray(False), programs.whole))
 
 
 def held_out_loss(

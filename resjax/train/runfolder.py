@@ -46,6 +46,7 @@ class RunFolder:
         self.health = self.path / "health"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.nonfinite = self.path / "nonfinite"
         self.profile = self.path / "profile"
         self._lock: int | None = None
 
@@ -181,11 +182,7 @@ def describe(config: Any, corpus: Corpus, lineage: Mapping[str, Any] | None) -> 
             "held_out": len(corpus.held_out),
         },
         "scheme_source": scheme_source(config),
-        "versions": {
-            "resjax": _resjax_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+        "versions": {"resjax": _resjax_version(), "python": platform.python_version(), **installed()},
         "device": {
             "kind": jax.devices()[0].device_kind,
             "platform": jax.default_backend(),
@@ -193,6 +190,11 @@ def describe(config: Any, corpus: Corpus, lineage: Mapping[str, Any] | None) -> 
         },
         "git_commit": _git_commit(),
     }
+
+
+def installed() -> dict[str, str]:
+    """The versions of the packages that a run's numbers depend on."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def fields_of(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,16 +49,10 @@ def load_run(folder: str | os.PathLike, step: int | None = None) -> SavedRun:
       Refused: no run there, no such step, damage, or the user's own scheme is no longer the one that was trained.
     """
     paths = RunFolder(folder)
-    if not paths.config.is_file():
-        siblings = [str(path.parent) for path in paths.path.parent.glob("*/config.json")]
-        raise Refused(f"'{paths.path}' holds no run (it has no config.json){nearest(str(paths.path), siblings)}")
-    try:
-        facts = read_json(paths.config)
-    except ValueError as error:
-        raise Refused(f"{paths.config} cannot be read ({error})") from None
+    facts = facts_of(paths)
     config = from_dict(fields_of(facts))
     config.mesh.data = 1  # a model that was trained on many devices is looked into on one
-    _refuse_other_scheme(facts, config)
+    refuse_other_scheme(facts, config)
     vocab = SYMBOLS.get(config.data.source, BYTES)
     parts = assemble(config, vocab)
     checkpoints = Checkpoints(paths.checkpoints)
@@ -72,7 +66,27 @@ def load_run(folder: str | os.PathLike, step: int | None = None) -> SavedRun:
     return SavedRun(paths.path, config, int(state["step"]), model, vocab, parts.compute, skipped)
 
 
-def _refuse_other_scheme(facts: dict[str, Any], config: Any) -> None:
+def facts_of(paths: RunFolder) -> dict[str, Any]:
+    """What the run's config.json holds.
+
+    Raises:
+      Refused: there is no run, or the file is damaged.
+    """
+    if not paths.config.is_file():
+        siblings = [str(path.parent) for path in paths.path.parent.glob("*/config.json")]
+        raise Refused(f"'{paths.path}' holds no run (it has no config.json){nearest(str(paths.path), siblings)}")
+    try:
+        return read_json(paths.config)
+    except ValueError as error:
+        raise Refused(f"{paths.config} cannot be read ({error})") from None
+
+
+def refuse_other_scheme(facts: dict[str, Any], config: Any) -> None:
+    """Refuse a run whose scheme came from a file of the user's that is another one now.
+
+    Raises:
+      Refused: with both hashes.
+    """
     was, now = facts.get("scheme_source"), scheme_source(config)
     if was and now and was["sha256"] != now["sha256"]:
         then, today = (side["sha256"][:12] for side in (was, now))

@@ -49,6 +49,7 @@ class Recipe:
 
 
 Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
+Gradient = Callable[[TrainState, jax.Array, jax.Array], tuple[jax.Array, jax.Array, nnx.State, dict[str, jax.Array]]]
 
 
 def make_step(
@@ -63,6 +64,60 @@ def make_step(
     ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
     (before clipping), lr, finite, loss_scale. The returned state is the old one wherever the loss or the gradient is not finite.
     ``knobs`` are the values of the scheme's knobs, by name.
+    """
+
+    gradient = make_gradient(graphdef, recipe, knobs)
+
+    def step(state: TrainState, batch: jax.Array, on: jax.Array) -> tuple[TrainState, dict, dict]:
+        on = on & ~state.halted
+        value, norm, grads, probes = gradient(state, batch, on)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        if is_on(recipe.clip):
+            factor = clip_scale(norm, recipe.clip)
+            grads = jax.tree.map(lambda g: g * factor, grads)
+        applied = finite & ~state.halted
+
+        def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
+            updates, opt_state = optimizer.update(grads, at_step(opt_state, state.step), params)
+            return project(apply_updates(params, updates), recipe.project), opt_state
+
+        # a branch, not a select of every leaf: that would hold old and new state side by side
+        keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731
+        params, opt_state = jax.lax.cond(applied, update, keep, grads, state.opt_state, state.params)
+        if recipe.moved:
+            probes |= {"moved": jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), params, state.params)}
+        scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
+        halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
+        skipped = jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1))
+        new = TrainState(
+            params=params,
+            opt_state=opt_state,
+            step=state.step + jnp.where(halted, 0, 1),
+            cursor=state.cursor + jnp.where(halted, 0, 1),
+            key=state.key,
+            # a state that has halted stays as it is, whatever is tried on it
+            loss_scale=jax.tree.map(lambda old, now: jnp.where(state.halted, old, now), state.loss_scale, scaler),
+            halted=halted,
+            skipped=jnp.where(state.halted, state.skipped, skipped),
+        )
+        metrics = {
+            "loss": value.astype(jnp.float32),
+            "grad_norm": norm,
+            "lr": jnp.asarray(schedule(state.step), jnp.float32),
+            "finite": applied,
+            "halted": halted,
+            "skipped": new.skipped,
+            "loss_scale": state.loss_scale.scale,
+        }
+        return new, metrics, probes
+
+    return step
+
+
+def make_gradient(graphdef: nnx.GraphDef, recipe: Recipe, knobs: Mapping[str, jax.Array] | None = None) -> Gradient:
+    """The function ``(state, batch (B, T + 1), on) -> (loss, norm, gradient, probes)``: what a step does before its update.
+
+    The gradient is in float32, the loss scale divided out, not clipped; ``norm`` is its norm.
     """
 
     def slice_loss(
@@ -85,13 +140,12 @@ def make_step(
 
     gradient = jax.grad(slice_loss, argnums=(0, 1), has_aux=True)
 
-    def step(state: TrainState, batch: jax.Array, on: jax.Array) -> tuple[TrainState, dict, dict]:
+    def scaled_gradient(state: TrainState, batch: jax.Array, on: jax.Array) -> tuple:
         stack = nnx.merge(graphdef, state.params).stack
         taps = {}
         if recipe.backward:
             taps = {"sites": jnp.zeros((stack.depth, len(stack.kinds)), jnp.float32), "embed": jnp.float32(0)}
         key = jax.random.fold_in(state.key, state.step)
-        on = on & ~state.halted
 
         def one(tokens: jax.Array, key: jax.Array) -> tuple:
             (grads, squares), (value, probes) = gradient(state.params, taps, tokens, key, state, on)
@@ -99,56 +153,22 @@ def make_step(
 
         grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
         inverse = 1.0 / state.loss_scale.scale
-        # In float32 whatever the parameters are: in float16 squares are soon infinite or 0, and so is the inverse of a large scale.
-        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-        if recipe.scaled:
-            grads = jax.tree.map(lambda g: g * inverse, grads)
-        norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        with jax.named_scope("grad_norm"):
+            # In float32 whatever the parameters are: in float16 squares are soon infinite or 0, and so is the inverse of a large
+            # scale.
+            grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+            if recipe.scaled:
+                grads = jax.tree.map(lambda g: g * inverse, grads)
+            norm = optax.tree.norm(grads)
         if recipe.backward:
             probes |= {
                 "stream_grad": jnp.sqrt(squares["sites"]) * inverse,
                 "embed_grad": jnp.sqrt(squares["embed"]) * inverse,
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
-        if is_on(recipe.clip):
-            factor = clip_scale(norm, recipe.clip)
-            grads = jax.tree.map(lambda g: g * factor, grads)
-        applied = finite & ~state.halted
+        return value, norm, grads, probes
 
-        def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
-            updates, opt_state = optimizer.update(grads, at_step(opt_state, state.step), params)
-            return project(apply_updates(params, updates), recipe.project), opt_state
-
-        # a branch, not a select of every leaf: that would hold old and new state side by side
-        keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731
-        params, opt_state = jax.lax.cond(applied, update, keep, grads, state.opt_state, state.params)
-        if recipe.moved:
-            probes |= {"moved": jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), params, state.params)}
-        scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
-        halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
-        new = TrainState(
-            params=params,
-            opt_state=opt_state,
-            step=state.step + jnp.where(halted, 0, 1),
-            cursor=state.cursor + jnp.where(halted, 0, 1),
-            key=state.key,
-            loss_scale=scaler,
-            halted=halted,
-            skipped=jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1)),
-        )
-        metrics = {
-            "loss": value.astype(jnp.float32),
-            "grad_norm": norm,
-            "lr": jnp.asarray(schedule(state.step), jnp.float32),
-            "finite": applied,
-            "halted": halted,
-            "skipped": new.skipped,
-            "loss_scale": state.loss_scale.scale,
-        }
-        return new, metrics, probes
-
-    return step
+    return scaled_gradient
 
 
 def accumulated(
@@ -169,7 +189,8 @@ def accumulated(
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
     # every count-th row: consecutive ones would lie on a part of the devices
     slices = batch.reshape(batch.shape[0] // count, count, *batch.shape[1:]).swapaxes(0, 1)
-    total, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
+    with jax.named_scope("slices"):
+        total, (squares, values, rows) = jax.lax.scan(add, zeros, (slices, jax.random.split(key, count)))
     return (
         jax.tree.map(lambda g: g / count, total),
         jax.tree.map(lambda s: jnp.sum(s, axis=0) / count**2, squares),

@@ -1,0 +1,270 @@
+"""How is a step of a run done again? From the state that was kept before it, or run up to from the last checkpoint before it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from resjax import data
+from resjax.config.schema import FIELDS
+from resjax.config.tree import from_dict
+from resjax.config.validate import BYTES, SYMBOLS
+from resjax.errors import Refused
+from resjax.train import evidence
+from resjax.train.assemble import Parts, assemble
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.forensics import First, first_nonfinite
+from resjax.train.program import Programs, compile_programs, passed_over
+from resjax.train.runfolder import PACKAGES, RunFolder, fields_of, installed
+from resjax.train.saved import facts_of, refuse_other_scheme
+from resjax.train.state import TrainState
+from resjax.train.writers import read_metrics
+
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step, done again.
+
+    Attributes:
+      step: from 1.
+      metrics: loss, grad_norm, lr, finite, loss_scale.
+      probes: of the step; see :mod:`resjax.health.record`.
+      recorded: the loss and gradient norm of the same step in metrics.jsonl, if it was logged.
+      first: the first non-finite value; None where all is finite, or it was not found.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    probes: dict[str, np.ndarray]
+    recorded: dict[str, float]
+    first: First | None = None
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.metrics["loss"]) and np.isfinite(self.metrics["grad_norm"]))
+
+    @property
+    def same(self) -> bool | None:
+        """Whether loss and gradient norm are those recorded, bit for bit; None where none are."""
+        if not self.recorded:
+            return None
+        return all(np.array_equal(np.float32(self.metrics[k]), np.float32(v), True) for k, v in self.recorded.items())
+
+
+@dataclass
+class Again:
+    """A run that is over, or goes on, with its steps to be done again. Nothing in its folder is changed.
+
+    Attributes:
+      folder, facts, config: of the run.
+      parts: assembled for this machine.
+      notes: what a reader should know, one line each.
+      source: what the steps were run from, in words.
+    """
+
+    folder: RunFolder
+    facts: dict[str, Any]
+    config: Any
+    parts: Parts
+    notes: list[str] = field(default_factory=list)
+    source: str = ""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike) -> "Again":
+        """The run in a folder.
+
+        Raises:
+          Refused: no run there, or its scheme's file is another one.
+        """
+        folder = RunFolder(path)
+        facts = facts_of(folder)
+        config = from_dict(fields_of(facts))
+        refuse_other_scheme(facts, config)
+        notes = [*other_versions(facts), *inexact(facts)]
+        if (facts.get("device") or {}).get("count") != jax.device_count():
+            config.mesh.data = 1
+        missing = [group for group in FIELDS["health.groups"].choices if group not in config.health.groups]
+        if missing:
+            config.health.groups = FIELDS["health.groups"].choices
+            notes.append(f"the run did not measure {', '.join(missing)}: a program that does may round otherwise")
+        vocab = SYMBOLS.get(config.data.source, BYTES)
+        return cls(folder, facts, config, assemble(config, vocab), notes)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder.metrics) if self.folder.metrics.is_file() else []
+
+    @cached_property
+    def saved(self) -> list[int]:
+        """The steps that there are checkpoints of."""
+        checkpoints = Checkpoints(self.folder.checkpoints)
+        try:
+            return checkpoints.steps()
+        finally:
+            checkpoints.close()
+
+    @property
+    def last(self) -> int:
+        """The last step that the run has tried."""
+        tried = [row["step"] for row in self.rows], self.saved, evidence.steps(self.folder.nonfinite)
+        return max((step for steps in tried for step in steps), default=0)
+
+    @cached_property
+    def pipeline(self) -> data.Pipeline:
+        """The run's batches.
+
+        Raises:
+          Refused: its corpus is not what it was.
+        """
+        section = self.config.data
+        corpus = data.load(section.source, section.field, self.config.seed)
+        was, now = (self.facts.get("corpus") or {}).get("sha256"), corpus.sha256
+        if was not in (None, now):
+            raise Refused(
+                f"the corpus of data.source '{section.source}' has changed since the run was made (sha256 {was[:12]} then, "
+                f"{now[:12]} now), so its batches cannot be drawn again"
+            )
+        return data.Pipeline(corpus, section.length, section.batch, self.config.seed)
+
+    @cached_property
+    def programs(self) -> Programs:
+        return compile_programs(self.parts, self.parts.abstract)
+
+    def check(self, steps: Sequence[int]) -> None:
+        """Refuse steps that the run has not."""
+        for step in steps:
+            if step < 1:
+                raise Refused(f"--step is {step}, but steps count from 1")
+            if step > self.last:
+                raise Refused(f"--step is {step}, but the run in '{self.folder.path}' has done {self.last} steps")
+
+    def replay(self, steps: Sequence[int]) -> list[Replayed]:
+        """Some steps, in increasing order, done again.
+
+        Raises:
+          Refused: see :meth:`check`, :meth:`before`; or a step on the way is not finite this time.
+        """
+        self.check(steps)
+        state, batch = self.before(steps[0])
+        done = []
+        for step in steps:
+            state = self._up_to(state, step)
+            tokens = self.pipeline.batch(int(state.cursor)) if batch is None else batch
+            state, replayed = self._step(state, step, tokens)
+            done.append(replayed)
+            batch = None
+        return done
+
+    def before(self, step: int) -> tuple[TrainState, np.ndarray | None]:
+        """A state at or before ``step``'s start, and the step's batch where it was kept.
+
+        Raises:
+          Refused: there is no state before it.
+        """
+        config = self.config.to_dict()
+        kept = evidence.load(self.folder.nonfinite, step, self.parts.abstract, config)
+        place = f"nonfinite/{step}"
+        if kept and kept.state is not None:
+            self.source = f"the state kept in {place}"
+            return self._placed(kept.state), kept.batch
+        earlier = [number for number in self.saved if number < step]
+        if kept and (not earlier or earlier[-1] != step - 1):
+            self.notes.append(f"{place} is left aside: the checkpoint of step {step - 1} that belongs to it is gone")
+            kept = None
+        checkpoints = Checkpoints(self.folder.checkpoints)
+        try:
+            for number in reversed(earlier):
+                try:
+                    state, _, _ = checkpoints.restore(number, self.parts.abstract, config=config)
+                except Refused as refused:
+                    self.notes.append(str(refused).partition("\n")[0])
+                    kept = None
+                    continue
+                self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if kept else "")
+                return self._placed(state), kept.batch if kept else None
+        finally:
+            checkpoints.close()
+        if self.facts.get("lineage"):
+            have = f"the first is of step {self.saved[0]}" if self.saved else "there are none"
+            raise Refused(
+                f"--step is {step}, but the run keeps no checkpoint before it ({have}), and it was started from another "
+                f"run; replay a later step"
+            )
+        self.source = "the start of the run"
+        return self._placed(self.parts.initial(self.pipeline.batch)), None
+
+    def _placed(self, state: TrainState) -> TrainState:
+        state = replace(state, halted=jnp.asarray(False))
+        return jax.device_put(state, self.programs.whole)
+
+    def _up_to(self, state: TrainState, step: int) -> TrainState:
+        """Run on until the next step is ``step``."""
+        while (done := int(state.step)) < step - 1:
+            state = self._rolled_back(state)
+            batch = self.programs.batch(self.pipeline.batch(int(state.cursor)))
+            state, metrics, _ = self.programs.step(state, batch, np.asarray(False))
+            if bool(metrics["halted"]):
+                if self.config.train.on_nonfinite != "skip":
+                    raise Refused(
+                        f"step {done + 1}, on the way from {self.source} to --step={step}, is not finite when it is run again, "
+                        f"and the run went on from it; replay step {done + 1}"
+                    )
+                state = passed_over(self.programs, state, int(metrics["skipped"]))
+        return self._rolled_back(state)
+
+    def _rolled_back(self, state: TrainState) -> TrainState:
+        """``state`` past the batches that rollbacks to its step have left behind, as the run went on."""
+        done = int(state.step)
+        past = sum(
+            int(row["rolled_back_from"]) - done
+            for row in self.rows
+            if row["step"] == done and "rolled_back_from" in row
+        )
+        if not past:
+            return state
+        return replace(state, cursor=jax.device_put(jnp.int32(int(state.cursor) + past), self.programs.whole))
+
+    def _step(self, state: TrainState, step: int, tokens: np.ndarray) -> tuple[TrainState, Replayed]:
+        state, metrics, probes = self.programs.step(state, self.programs.batch(tokens), np.asarray(True))
+        halted = bool(metrics["halted"])
+        numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
+        row = next((row for row in self.rows if row["step"] == step and "loss" in row), {})
+        recorded = {name: row[name] for name in ("loss", "grad_norm") if name in row}
+        replayed = Replayed(step, numbers, jax.device_get(probes), recorded)
+        if not replayed.finite:  # the update was not applied, so all but the counts is as before the step
+            scale = state.loss_scale._replace(scale=metrics["loss_scale"])
+            before = replace(state, step=jnp.int32(step - 1), loss_scale=scale)
+            replayed = replace(replayed, first=first_nonfinite(self.parts, before, tokens))
+        return passed_over(self.programs, state, int(metrics["skipped"])) if halted else state, replayed
+
+
+def other_versions(facts: Mapping[str, Any]) -> list[str]:
+    """A line if packages have other versions than in the run's last session."""
+    sessions = [facts, *facts.get("continued", [])]
+    was, now = sessions[-1].get("versions") or {}, installed()
+    names = [name for name in PACKAGES if name in was and was[name] != now[name]]
+    listed = ", ".join(f"{name} {was[name]} then, {now[name]} now" for name in names)
+    return [f"the run was made with other versions ({listed}): the last bits may differ"] if names else []
+
+
+def inexact(facts: Mapping[str, Any]) -> list[str]:
+    """Lines that say why the numbers may not be those of the run, bit for bit."""
+    was = ([facts, *facts.get("continued", [])])[-1].get("device") or {}
+    here = {"kind": jax.devices()[0].device_kind, "platform": jax.default_backend(), "count": jax.device_count()}
+    notes = []
+    if was and was != here:
+        shown = [f"{side.get('count')} x {side.get('kind')}" for side in (was, here)]
+        notes.append(f"the run was made on {shown[0]}, this is {shown[1]}: the numbers differ in their last bits")
+    if here["platform"] == "gpu" and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        notes.append(
+            "a GPU adds in an order that changes from time to time, so a step run again is close, not the same; "
+            f"XLA_FLAGS={DETERMINISTIC}, for the run and its replay, makes it the same"
+        )
+    return notes
