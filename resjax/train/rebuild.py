@@ -236,7 +236,7 @@ class Again:
         halted = bool(metrics["halted"])
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
         row = next((row for row in self.rows if row["step"] == step and "loss" in row), {})
-        recorded = {name: row[name] for name in ("loss", "grad_norm") if name in row}
+        recorded: dict[str, float] = {name: row[name] for name in ("loss", "grad_norm") if name in row}
         replayed = Replayed(step, numbers, jax.device_get(probes), recorded)
         if not replayed.finite:  # the update was not applied, so all but the counts is as before the step
             scale = state.loss_scale._replace(scale=metrics["loss_scale"])
