@@ -8,13 +8,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resjax.errors import Refused
 from resjax.main import Parser, answer, refuse_unknown
 
 if TYPE_CHECKING:
-    from resjax.health.spikes import Episode
     from resjax.train.rebuild import Again, Replayed
 
 OPTIONS = ("step", "spike", "json", "out", "help")
@@ -184,16 +184,40 @@ def aligned(rows: list[list[str]]) -> list[str]:
 # ------------------------------------------------------------------ a spike
 
 
-def chosen(again: "Again", number: int) -> "Episode":
+@dataclass(frozen=True)
+class Spike:
+    """A spike of the loss; see :class:`resjax.health.series.Episode`, whose positions are steps here.
+
+    Attributes:
+      first, last: steps at which the loss is a spike.
+      peak: step of its highest loss (a loss that is not finite is the highest).
+      before: median of the losses before it; NaN where there are none.
+      height: nats of the peak above that.
+      outcome: recovered, fatal or open.
+    """
+
+    first: int
+    last: int
+    peak: int
+    before: float
+    height: float
+    outcome: str
+
+
+def chosen(again: "Again", number: int) -> Spike:
     """The spike with this number, from 1.
 
     Raises:
       Refused: there is none.
     """
-    from resjax.health.spikes import episodes
+    from resjax.health.series import spike_episodes
 
     rows = [row for row in again.rows if "loss" in row]
-    found = episodes([row["step"] for row in rows], [row["loss"] for row in rows])
+    step = [row["step"] for row in rows]
+    found = [
+        Spike(step[one.first], step[one.last], step[one.top], one.before, one.peak - one.before, one.outcome)
+        for one in spike_episodes([row["loss"] for row in rows])
+    ]
     if not 1 <= number <= len(found):
         listed = "; ".join(f"{i} at step {one.peak}" for i, one in enumerate(found, 1))
         have = f"has {len(found)} ({listed})" if found else f"has none in its {len(rows)} logged losses"
@@ -201,13 +225,13 @@ def chosen(again: "Again", number: int) -> "Episode":
     return found[number - 1]
 
 
-def around(again: "Again", spike: "Episode") -> list[int]:
+def around(again: "Again", spike: Spike) -> list[int]:
     """The steps before a spike, at its peak and after it."""
     steps = {max(1, spike.first - 1), spike.peak, min(again.last, max(spike.last, spike.peak) + 1)}
     return sorted(steps)
 
 
-def of_spike(again: "Again", spike: "Episode", found: list["Replayed"]) -> dict[str, Any]:
+def of_spike(again: "Again", spike: Spike, found: list["Replayed"]) -> dict[str, Any]:
     """A spike for machines."""
     from dataclasses import asdict
 
@@ -221,7 +245,7 @@ def of_spike(again: "Again", spike: "Episode", found: list["Replayed"]) -> dict[
     }
 
 
-def changes(found: list["Replayed"], spike: "Episode") -> list[dict[str, Any]]:
+def changes(found: list["Replayed"], spike: Spike) -> list[dict[str, Any]]:
     """For each probe of the profile, the site whose value moved most between the step before and the peak, by its factor."""
     import numpy as np
 
@@ -250,11 +274,15 @@ def changes(found: list["Replayed"], spike: "Episode") -> list[dict[str, Any]]:
     return moved
 
 
-def spike_lines(again: "Again", spike: "Episode", found: list["Replayed"]) -> list[str]:
+def spike_lines(again: "Again", spike: Spike, found: list["Replayed"]) -> list[str]:
     """A spike for a person."""
     from resjax.health.record import site_names
 
-    ends = "it does not come back within a tenth of the run" if spike.fatal else "it comes back"
+    ends = {
+        "recovered": "it comes back",
+        "fatal": "it does not come back within a tenth of the run",
+        "open": "the run ends before it comes back",
+    }[spike.outcome]
     lines = [
         f"{again.folder.path}: spike of the loss from step {spike.first} to {spike.last}, highest at {spike.peak}, "
         f"{spike.height:.3g} nats above the {spike.before:.4g} before; {ends}",

@@ -91,7 +91,7 @@ def test_episodes_need_height_and_distance():
 def test_episodes_without_a_history():
     start = curve(100)
     start[0] = np.inf
-    assert spike_episodes(start) == [Episode(0, 0, pytest.approx(np.nan, nan_ok=True), np.inf, 1, "recovered")]
+    assert spike_episodes(start) == [Episode(0, 0, pytest.approx(np.nan, nan_ok=True), np.inf, 0, 1, "recovered")]
     (whole,) = spike_episodes(np.full(100, np.nan))
     assert (whole.first, whole.last, whole.outcome) == (0, 99, "fatal")
 

@@ -62,6 +62,7 @@ class Episode:
       first, last: its first and last step that stands out.
       before: median of the (up to 51) finite losses before it; NaN where there are none.
       peak: the largest loss from first to last; inf where one is not finite.
+      top: its step.
       back: the first step after ``last`` with a loss of at most ``before`` + height; None if there is none in time.
       outcome: recovered; fatal (not back within a tenth of the run after ``last``, or the run ends on a non-finite loss); open (the
         run ends before that could be told).
@@ -71,6 +72,7 @@ class Episode:
     last: int
     before: float
     peak: float
+    top: int
     back: int | None
     outcome: Outcome
 
@@ -102,8 +104,8 @@ def _episode(values: np.ndarray, first: int, last: int, height: float) -> Episod
     history = values[max(0, first - HISTORY) : first]
     history = history[np.isfinite(history)]
     before = float(np.median(history)) if len(history) else np.nan
-    during = values[first : last + 1]
-    peak = float(np.max(during)) if np.isfinite(during).all() else np.inf
+    during = np.where(np.isfinite(values), values, np.inf)[first : last + 1]
+    top = first + int(np.argmax(during))
     limit = last + int(np.ceil(len(values) / 10))
     after = values[last + 1 : limit + 1]
     home = np.flatnonzero(np.isfinite(after) & ~(after > before + height))  # with nothing before, any finite loss
@@ -111,7 +113,7 @@ def _episode(values: np.ndarray, first: int, last: int, height: float) -> Episod
     outcome: Outcome = "recovered"
     if back is None:
         outcome = "fatal" if limit < len(values) or not np.isfinite(values[-1]) else "open"
-    return Episode(first, last, before, peak, back, outcome)
+    return Episode(first, last, before, float(during[top - first]), top, back, outcome)
 
 
 # ---- over a grid of learning rates (M8), and towards a target (M19)
