@@ -456,7 +456,8 @@ def test_roll_back_goes_on_with_other_batches(anew, calm, calm_run, tmp_path, mo
     assert int(arrays(folder, 20)["cursor"]) == 23  # 6, 7 and 8 of the first try are not used again
     with runs.recorded_batches() as expected:
         assert run(calm, tmp_path / "other", train__steps=24, train__on_nonfinite="skip") == 0
-    assert batches[-15:] == expected[8:23]
+    # a step that is passed over has its batch drawn again, to be kept: each batch counts where it comes first
+    assert batches[-15:] == list(dict.fromkeys(expected))[8:23]
 
 
 def test_roll_back_has_an_end(calm, bad, tmp_path, capfd):

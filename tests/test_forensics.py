@@ -184,7 +184,7 @@ def test_an_accumulated_batch_is_searched_slice_by_slice():
 )
 def test_other_carries_are_searched(name):
     """Those with a backward pass of their own, with loops, with several streams, with more than one run of blocks."""
-    parts, state, batch = made(residual__name=name, model__depth=3, model__width=8)
+    parts, state, batch = made(residual__name=name, model__depth=3, model__width=8, model__remat="auto")
     assert first_nonfinite(parts, state, batch) is None
     paths = [path for path in named(state.params) if path.endswith("sites/1/branch/write/kernel")]
     assert paths

@@ -14,6 +14,7 @@ from flax import nnx
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.norms import NormDefaults
 from resjax.residual.parameters import constant
+from resjax.residual.precision import exact
 from resjax.residual.rows import added_to, mixed, opened, push, scored
 from resjax.residual.site import Site
 
@@ -28,7 +29,7 @@ class DepthQuery(nnx.Module):
 
     def __call__(self, buffer: jax.Array, last: Any) -> tuple[jax.Array, jax.Array]:
         """The mix of the rows up to ``last``, and the buffer."""
-        by = (self.gain[...] * self.query[...])[None]
+        by = (exact(self.gain[...]) * exact(self.query[...]))[None]
         # the norm's denominator goes to the score, so that no normalised copy of the buffer is made
         (dots,), squares, buffer = scored(by, buffer, last)
         there = jnp.arange(len(buffer)) <= jnp.asarray(last, jnp.int32)
