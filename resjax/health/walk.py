@@ -167,15 +167,14 @@ class Walk:
     def scan(self, params: Any, operands: list[Seen], stack: str) -> list[Seen]:
         """A scan, one turn after the other; a turn of a run of blocks gets the scope of its block."""
         body, length = params["jaxpr"], params["length"]
-        consts = operands[: params["num_consts"]]
-        carry = operands[params["num_consts"] : params["num_consts"] + params["num_carry"]]
-        columns = operands[params["num_consts"] + params["num_carry"] :]
-        of_body = [self.constant(c) for c in body.consts]
+        fixed, carried = scan_arity(params, len(operands))
+        consts, carry, columns = operands[:fixed], operands[fixed : fixed + carried], operands[fixed + carried :]
+        of_body = [self.constant(c) for c in getattr(body, "consts", ())]
         first = first_of_run(stack)
         rows: list[list[Seen]] = [[] for _ in range(length)]
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inside = stack if first is None else f"{stack}/block_{first + i}"
-            out = self.run(body.jaxpr, of_body, [*consts, *carry, *(row(c, i) for c in columns)], inside)
+            out = self.run(getattr(body, "jaxpr", body), of_body, [*consts, *carry, *(row(c, i) for c in columns)], inside)
             carry, rows[i] = out[: len(carry)], out[len(carry) :]
         return [*carry, *(stacked(column) for column in zip(*rows, strict=True))]
 
@@ -222,6 +221,14 @@ class Walk:
                 origin.before = largest([operand for operand in operands if not operand.origins])
             if origin.backward is None and in_backward_pass(stack):
                 origin.backward = self.done, stack
+
+
+def scan_arity(params: Any, operands: int) -> tuple[int, int]:
+    """How many operands of a scan are the same in each turn, and how many are carried; JAX 0.12 says it by trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = (list(part) for part in params["ft_in"].update(list(range(operands))).unpack())
+    return len(consts), len(carry)
 
 
 def is_variable(atom: Any) -> bool:
