@@ -174,7 +174,9 @@ class Walk:
         rows: list[list[Seen]] = [[] for _ in range(length)]
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inside = stack if first is None else f"{stack}/block_{first + i}"
-            out = self.run(getattr(body, "jaxpr", body), of_body, [*consts, *carry, *(row(c, i) for c in columns)], inside)
+            out = self.run(
+                getattr(body, "jaxpr", body), of_body, [*consts, *carry, *(row(c, i) for c in columns)], inside
+            )
             carry, rows[i] = out[: len(carry)], out[len(carry) :]
         return [*carry, *(stacked(column) for column in zip(*rows, strict=True))]
 
