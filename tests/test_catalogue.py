@@ -88,7 +88,10 @@ def test_a_scheme_is_a_value(name):
     assert entry(config_name, form or None) == scheme
 
 
-@every
+SPECIAL = ("pre_ln", "mix_ln", "hybrid_norm_star", "value_residual", "reversible", "mhc", "attnres", "muddformer")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SPECIAL else pytest.mark.slow) for n in ALL])
 def test_the_program_does_not_grow_with_depth(name):
     """As many operations at 16 blocks as at 8, forward and backward, special first and last blocks included."""
 
