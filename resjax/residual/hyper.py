@@ -68,7 +68,7 @@ class Mixed(Carry):
         kept = jnp.stack(parts)
         if update is None:
             return kept, Flow(stream, kept, kept, None, stream, kept)
-        shares = [(per_token(share, exact(update)) * exact(update)).astype(update.dtype) for share in b]
+        shares = [scaled(per_token(share, exact(update)), update) for share in b]
         after = jnp.stack([plus(part, share) for part, share in zip(parts, shares, strict=True)])
         return after, Flow(stream, after, kept, jnp.stack(shares), stream, kept)
 

@@ -30,27 +30,25 @@ def push(buffer: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
     return put(buffer, row, index)
 
 
-def _push_forward(buffer: jax.Array, row: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return push(buffer, row, index), index
-
-
-def _push_backward(index: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _row_and_rest(index: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    """The gradients of a buffer and of what went into its row at ``index``."""
     return gradient, row_of(gradient, index), None
 
 
-push.defvjp(_push_forward, _push_backward)
+push.defvjp(lambda buffer, row, index: (push(buffer, row, index), index), _row_and_rest)
 
 
 @jax.custom_vjp
 def added_to(buffer: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-    """The buffer with ``update`` added to the row at ``index``. Its transpose leaves the buffer's gradient where it is, too."""
+    """The buffer with ``update`` added to the row at ``index``.
+
+    The gradient of the row before is that of the row after, so the buffer's gradient serves as it is; what reading and writing the
+    row would give by themselves is one copy of the buffer to clear it there and another to put it back.
+    """
     return put(buffer, plus(row_of(buffer, index), update), index)
 
 
-added_to.defvjp(
-    lambda buffer, update, index: (added_to(buffer, update, index), index),
-    _push_backward,
-)
+added_to.defvjp(lambda buffer, update, index: (added_to(buffer, update, index), index), _row_and_rest)
 
 
 @jax.custom_vjp
