@@ -21,6 +21,8 @@ from resjax.residual.site import Site
 class Flow(NamedTuple):
     """What passed through one site; arrays (batch, ..., width), or None where the scheme has no such thing.
 
+    Of several streams, what is kept and added may be lists until the carry's ``viewed``, which is called in measuring steps only.
+
     Attributes:
       before, after: the stream before and after the site, as the carry views it.
       kept: what the update is added to, term by term (``skip * H + entry * H_block``; of several streams, all of them, in
@@ -32,10 +34,10 @@ class Flow(NamedTuple):
 
     before: jax.Array
     after: jax.Array
-    kept: jax.Array | None
-    update: jax.Array | None
+    kept: Any
+    update: Any
     read: jax.Array
-    beside: jax.Array | None
+    beside: Any
 
 
 class Around(NamedTuple):

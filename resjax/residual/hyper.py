@@ -65,17 +65,19 @@ class Mixed(Carry):
     def write(self, stream: jax.Array, memo: Any, update: jax.Array | None, around: Around) -> tuple[Any, Flow]:
         A, b = memo
         parts = remixed(A, stream)
-        kept = jnp.stack(parts)
         if update is None:
+            kept = jnp.stack(parts)
             return kept, Flow(stream, kept, kept, None, stream, kept)
         shares = [scaled(per_token(share, exact(update)), update) for share in b]
         after = jnp.stack([plus(part, share) for part, share in zip(parts, shares, strict=True)])
-        return after, Flow(stream, after, kept, jnp.stack(shares), stream, kept)
+        return after, Flow(stream, after, parts, shares, stream, parts)  # lists: only probes want them as one array
 
     def viewed(self, flow: Flow) -> Flow:
-        """The streams before and after as the one array that close would make of them."""
+        """The streams before and after as the one array that close would make of them; what is kept and added as one each."""
         before, after = (jnp.sum(exact(x), axis=0).astype(x.dtype) for x in (flow.before, flow.after))
-        return flow._replace(before=before, after=after, read=before)
+        kept = jnp.stack(flow.kept)
+        update = None if flow.update is None else jnp.stack(flow.update)
+        return flow._replace(before=before, after=after, kept=kept, update=update, read=before, beside=kept)
 
 
 @dataclass(frozen=True)
