@@ -4,7 +4,7 @@ Nothing is trained: step 0, in training (dropout and stochastic depth draw), the
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,13 @@ class Measured:
     seconds: float
 
 
-def measured(case: Case) -> Measured:
-    """Compile and run ``case`` under each of its seeds."""
+def measured(case: Case, tokens: Iterable[np.ndarray] | None = None) -> Measured:
+    """Compile and run ``case`` under each of its seeds, on ``tokens``, a batch (batch, length + 1) a seed; None = random ones."""
     began = time.monotonic()
     draw, run = _programs(case)
     compiled = time.monotonic()
     found = []
-    for seed, batch in zip(case.seeds, batches(case), strict=True):
+    for seed, batch in zip(case.seeds, batches(case) if tokens is None else tokens, strict=True):
         number = np.uint32(seed)
         params = draw(number, batch)
         found.append(jax.device_get(run(params, number, batch)))
