@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from resjax.residual import Connection, Context, Site, tap
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
-from resjax.residual.connection import coin
+from resjax.residual.connection import coin, stored
 from resjax.residual.inside import Side
 
 Probes = dict[str, jax.Array]
@@ -102,7 +102,7 @@ class Block(nnx.Module):
         if self.outer is not None:
             with jax.named_scope("add"):
                 stream, _ = self.outer.write(stream, memo, update, self._around(whole(places), context))
-            return stream, {}
+            return stored(stream, whole(places).s, context), {}
         site = places[unit]
         if self.spec.rows and update is not None:
             update = watched(update, unit, layer, context)

@@ -61,7 +61,13 @@ class Around(NamedTuple):
 
 
 class Carry(nnx.Module):
-    """One site's part of a carry, with its parameters."""
+    """One site's part of a carry, with its parameters.
+
+    Attributes:
+      gated: the branch's output is a proposal to be mixed in, so that a branch without output does not leave the stream as it is.
+    """
+
+    gated: ClassVar[bool] = False
 
     def read(self, stream: Any, site: Site) -> tuple[Any, Any]:
         """The branch's input, and what ``write`` wants to know of how it was read.

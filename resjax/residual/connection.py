@@ -51,6 +51,9 @@ class Context:
       taps: (depth, sites) zeros whose gradient is the squared gradient norm of the stream after each site; None = no taps.
       compute: dtype of the branches.
       side: what earlier blocks hand to the branches of this one, by point.
+      keep: (depth, sites) factors on what each site adds, for studies: 0 takes its update away; None = all of it.
+      store: what becomes of an array that a site writes to the stream, given it and the site's number, for studies of
+        precision; None = it is stored as it is.
     """
 
     train: bool = False
@@ -63,6 +66,8 @@ class Context:
     taps: jax.Array | None = None
     compute: Any = jnp.float32
     side: Side = field(default_factory=dict)
+    keep: jax.Array | None = None
+    store: Callable[[jax.Array, Any], jax.Array] | None = None
 
 
 class Connection(nnx.Module):
@@ -164,16 +169,23 @@ class Connection(nnx.Module):
     ) -> tuple[Any, Flow]:
         """The stream with the update in it, and what flowed."""
         memo, normed = memo
+        keep = None if context.keep is None else context.keep[site.block, site.pos]
+        if keep is not None and update is not None and not self.carry.gated:
+            update = faded(keep, update)
 
         def norm(name: str, x: jax.Array) -> jax.Array:
             module = getattr(self, name)
             with jax.named_scope(name):
-                return x if module is None else module(x)
+                return x if module is None else module(x if context.store is None else context.store(x, site.s))
 
         gain = partial(self._amplify, numbers=numbers, context=context)
         around = Around(gain, norm, entry, site, partial(coin, site.s, context), normed)
         with jax.named_scope("add"):
-            return self.carry.write(stream, memo, update, around)
+            after, flow = self.carry.write(stream, memo, update, around)
+            if keep is not None and self.carry.gated:
+                after = jnp.where(keep == 1, after, stream + faded(keep, after - stream))
+                flow = flow._replace(after=after)
+        return stored(after, site.s, context), flow
 
     def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
         module: Any = self.norm_in
@@ -211,6 +223,19 @@ class Connection(nnx.Module):
         keep = 1.0 - gain("drop", jnp.ones((), jnp.float32))
         mask = jax.random.bernoulli(key_of(site.s, DROP_PATH, context), keep, (y.shape[0],) + (1,) * (y.ndim - 1))
         return jnp.where(mask, y / jnp.where(keep > 0, keep, 1.0).astype(y.dtype), jnp.zeros((), y.dtype))
+
+
+def faded(keep: jax.Array, update: jax.Array) -> jax.Array:
+    """``keep * update``; zeros where ``keep`` is 0, whatever the update is."""
+    return jnp.where(keep == 0, jnp.zeros((), update.dtype), keep.astype(update.dtype) * update)
+
+
+def stored(stream: Any, number: Any, context: Context) -> Any:
+    """What is kept of what was written at site ``number``; see :class:`Context`."""
+    if context.store is None:
+        return stream
+    store = context.store
+    return jax.tree.map(lambda part: store(part, number), stream)
 
 
 def dropout(key: jax.Array, x: jax.Array, rate: float) -> jax.Array:
