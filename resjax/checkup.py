@@ -118,7 +118,7 @@ def studied(folder: str, step: int, names: Sequence[str], notes: list[str]) -> d
     """What the studies find at a saved step; one that this run has no ground for is left out with a note."""
     subject = subject_of(folder, step)
     notes += [note for note in subject.notes if note not in notes]
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for name in names:
         try:
             found[name] = STUDIES[name].run(subject)

@@ -158,7 +158,8 @@ def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Findi
         dead &= ~(at_start(ratio) < DEAD_RATIO) | opened
     if not dead.any():
         return []
-    steps = np.array([record.steps[since(ratio[:, block, site] < DEAD_RATIO)] for block, site in np.argwhere(dead)])
+    below = ratio < DEAD_RATIO
+    steps = np.array([record.steps[since(below[:, block, site])] for block, site in np.argwhere(dead)])
     when = f"since step {steps.min()}" + (f", all since step {steps.max()}" if steps.max() > steps.min() else "")
     evidence = f"update/stream ratio {_span(end[dead])} at the end, below {DEAD_RATIO:g} {when}"
     advice = (
@@ -308,9 +309,9 @@ def measured(figure: str, value: Any, bounds: tuple[float | None, float | None],
     return {"figure": figure, "value": float(value), "range": list(bounds), "since": int(step)}
 
 
-def since(hit: np.ndarray) -> int:
+def since(hit: Any) -> int:
     """Index of the first row of the unbroken stretch of ``hit`` (rows,) at the end; the last row where that does not hit."""
-    miss = np.flatnonzero(~hit)
+    miss = np.flatnonzero(~np.asarray(hit))
     return min(int(miss[-1]) + 1, len(hit) - 1) if len(miss) else 0
 
 

@@ -60,7 +60,11 @@ def labels(runs: Sequence[Diagnosis]) -> list[str]:
 def described(diagnosis: Diagnosis, name: str, several: bool) -> str:
     """What was looked at, as escaped HTML."""
     case = diagnosis.case
-    said = lede(case.config, case.summary, list(case.rows)) if case.config else "A model that is not resjax's own."
+    said = (
+        lede(case.config, case.summary, [dict(row) for row in case.rows])
+        if case.config
+        else "A model that is not resjax's own."
+    )
     seen = f" Probes of {len(case.record)} steps" if len(case.record) else " No probes"
     state = f"; the state of step {case.state} was studied." if case.state is not None else "; no state was studied."
     return (f"<b>{escape(name)}</b>: " if several else "") + said + seen + state
@@ -121,9 +125,9 @@ def of_figure(figure: figures.Figure, runs: Sequence[Diagnosis], names: Sequence
     if not there:
         return []
     shape = at_end(there[0].case.record[figure.probe]).shape
-    if len(shape) == 1:
+    if len(shape) == 1 or figure.layout == "stream":
         sites: list[int | None] = [None]
-    elif len(shape) == 2 and figure.layout != "roles":
+    elif figure.layout == "split":
         sites = list(range(shape[1]))
     else:
         return []
@@ -134,43 +138,51 @@ def of_figure(figure: figures.Figure, runs: Sequence[Diagnosis], names: Sequence
             if figure.probe not in one.case.record or at_end(one.case.record[figure.probe]).ndim != len(shape):
                 continue
             values = one.case.record[figure.probe]
-            pick = (
-                (lambda profile: profile)
-                if site is None
-                else (lambda profile, i=site: profile[:, min(i, profile.shape[1] - 1)])
-            )
+            blocks = places(at_end(values), site)
             if len(runs) == 1:
-                lines.append(Line(f"step {record.steps[0]}", pick(at_start(values)), "early"))
+                lines.append(Line(f"step {record.steps[0]}", of_site(at_start(values), site), "early", blocks))
             label = f"{name}, at the end" if len(runs) > 1 else f"at the end (step {record.steps[-1]})"
-            lines.append(Line(label, pick(at_end(values)), ("late", "other")[index]))
-        kind = "" if site is None else f", {site_names(shape[1])[site]}"
+            lines.append(Line(label, of_site(at_end(values), site), ("late", "other")[index], blocks))
+        kind = "" if site is None else f", {site_names(shape[-1])[site]}"
         panel = Panel(
             f"{figure.title}{kind}",
             figure.unit,
             figure.what,
             lines,
             figure.scale == "log",
-            reference(figure.probe, runs[0], site, shape),
+            reference(figure.probe, runs[0], site, shape) if figure.scale == "log" else None,
             figure.probe in RATIO_CLAIMED,
+            figure.reach,
         )
         made += [panel] if told(panel) else []
     return made
+
+
+def of_site(profile: np.ndarray, site: int | None) -> np.ndarray:
+    """One kind of site of a profile (block, site), of a run with fewer sites the last; or all of it in the order of depth."""
+    return profile.reshape(-1) if site is None else profile[:, min(site, profile.shape[1] - 1)]
+
+
+def places(profile: np.ndarray, site: int | None) -> np.ndarray:
+    """Where its values stand on the axis of blocks."""
+    per_block = profile.size // len(profile) if site is None else 1
+    return np.arange(len(profile) * per_block) / per_block
 
 
 def reference(
     probe: str, diagnosis: Diagnosis, site: int | None, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, str] | None:
     """The range of a probe at the end: how healthy runs changed, from where this one's scheme starts; else where it starts."""
-    if site is None or probe not in diagnosis.case.start:
+    if len(shape) != 2 or probe not in diagnosis.case.start:
         return None
     start = start_band(diagnosis.case, probe)
     if start is None or start.low.shape != shape:
         return None
     change = healthy.change_band(probe, diagnosis.case.scheme, *shape)
     if change is None:
-        return start.low[:, site], start.high[:, site], start.source
+        return of_site(start.low, site), of_site(start.high, site), start.source
     source = f"this scheme's start, changed as in {change.source}"
-    return (start.low * change.low)[:, site], (start.high * change.high)[:, site], source
+    return of_site(start.low * change.low, site), of_site(start.high * change.high, site), source
 
 
 def remedies(diagnosis: Diagnosis, name: str) -> str:

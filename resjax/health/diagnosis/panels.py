@@ -37,6 +37,7 @@ class Panel:
       log: logarithmic axis.
       band: low and high by block of the reference, and its name; None without.
       claimed: the span of the rule 0.01 to 0.1, drawn behind.
+      reach: what the vertical axis spans at least, so that values far below what matters do not look lively.
       axis: what the horizontal axis counts.
     """
 
@@ -47,6 +48,7 @@ class Panel:
     log: bool = False
     band: tuple[np.ndarray, np.ndarray, str] | None = None
     claimed: bool = False
+    reach: tuple[float, float] | None = None
     axis: str = "block"
 
 
@@ -92,6 +94,8 @@ def _svg(panel: Panel) -> str:
         reach = max(high - low, 0.5 if panel.log else 1e-9)
         if len(edges):
             low, high = max(min(low, edges.min()), low - reach), min(max(high, edges.max()), high + reach)
+    if panel.reach is not None and not panel.log:
+        low, high = min(low, panel.reach[0]), max(high, panel.reach[1])
     pad = 0.06 * (high - low) or (0.3 if panel.log else 0.5 * abs(high) or 0.5)
     low, high = low - pad, high + pad
     last = max(max(_blocks(line)[-1] for line in panel.lines), 1)
@@ -152,7 +156,7 @@ def _line(line: Line, log: bool, x, y) -> str:  # type: ignore[no-untyped-def]
     if len(heights) <= DOTS:
         for block, height, value in zip(blocks, heights, np.asarray(line.values), strict=True):
             if np.isfinite(height):
-                tip = f"{escape(line.name)}, {int(block)}: {value:.3g}"
+                tip = f"{escape(line.name)}, {block:g}: {value:.3g}"
                 made += f'<circle cx="{x(block):.1f}" cy="{y(height):.1f}" r="2.4" class="dot {line.look}"><title>{tip}</title></circle>'
     return made
 
@@ -165,8 +169,9 @@ def _area(panel: Panel, x, y) -> str:  # type: ignore[no-untyped-def]
         return ""
     if len(known) > POINTS:
         known = known[np.linspace(0, len(known) - 1, POINTS).astype(int)]
-    there = [f"{x(i):.1f} {y(high[i]):.1f}" for i in known]
-    back = [f"{x(i):.1f} {y(low[i]):.1f}" for i in known[::-1]]
+    blocks = _blocks(panel.lines[0])
+    there = [f"{x(blocks[i]):.1f} {y(high[i]):.1f}" for i in known]
+    back = [f"{x(blocks[i]):.1f} {y(low[i]):.1f}" for i in known[::-1]]
     return f'<path d="M{"L".join(there + back)}Z" class="range"/>'
 
 
