@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flax import nnx
 from resjax.data import Pipeline
 from resjax.health.studies.subject import Subject
 from resjax.models.lm import LM
+from resjax.train.checkpoint import Checkpoints
 from resjax.train.rebuild import Again
 from resjax.train.saved import load_run
 
@@ -57,20 +59,51 @@ class Trained:
     def folder(self) -> Path:
         return self.again.folder.path
 
-    def training_batch(self, step: int) -> np.ndarray:
-        """The batch of step ``step``, from 1, if no step before it was rolled back."""
-        return self.again.pipeline.batch(step - 1)
+    @property
+    def next_rate(self) -> float:
+        return float(self.again.parts.schedule(self.step))
 
-    def next_model(self) -> LM:
-        """The model after one more step.
+    def training_batch(self, step: int) -> np.ndarray:
+        """The batch of step ``step``, from 1.
 
         Raises:
-          Refused: the checkpoint is damaged.
+          Refused: the corpus is another one than the run's.
         """
-        state, _ = self.again.before(self.step + 1)
-        batch = self.again.programs.batch(self.again.pipeline.batch(int(state.cursor)))
-        state, _, _ = self.again.programs.step(state, batch, np.asarray(False))
-        return nnx.merge(self.again.parts.graphdef, state.params)
+        return self.again.pipeline.batch(self.batch_of(step))
+
+    def batch_of(self, step: int) -> int:
+        """The index of that batch: it runs ahead of the step from a rollback on, which goes on with later batches."""
+        jumps = {row["step"]: 0 for row in self.again.rows if "rolled_back_from" in row}
+        for row in self.again.rows:
+            if "rolled_back_from" in row:
+                jumps[row["step"]] += row["rolled_back_from"] - row["step"]
+        # the checkpoint of a step that a rollback went back to was saved before it
+        ahead = self.cursor - self.step - sum(past for at, past in jumps.items() if at < self.step)
+        return step - 1 + ahead + sum(past for at, past in jumps.items() if at < step)
+
+    @cached_property
+    def cursor(self) -> int:
+        """The index of the next batch, as saved at the step."""
+        checkpoints = Checkpoints(self.again.folder.checkpoints)
+        try:
+            wanted = {"cursor": self.again.parts.abstract.cursor}
+            saved, _, _ = checkpoints.restore(self.step, wanted, config=self.again.facts, partial=True)
+        finally:
+            checkpoints.close()
+        return int(saved["cursor"])
+
+    def next_model(self) -> LM | None:
+        """The model after one more step; None where it is not finite, so that no run would apply it.
+
+        Raises:
+          Refused: the checkpoint is damaged; the corpus is another one than the run's.
+        """
+        again = self.again
+        state, _ = again.before(self.step + 1)
+        state, metrics, _ = again.programs.step(
+            state, again.programs.batch(self.training_batch(self.step + 1)), np.asarray(False)
+        )
+        return nnx.merge(again.parts.graphdef, state.params) if bool(metrics["finite"]) else None
 
 
 def held_out(pipeline: Pipeline, tokens: int) -> np.ndarray:

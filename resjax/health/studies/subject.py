@@ -30,8 +30,13 @@ class Origin(Protocol):
         """The batch (B, T + 1) of step ``step``, from 1."""
         ...
 
-    def next_model(self) -> LM:
-        """The model after one more step of the run: its own batch, optimizer and learning rate."""
+    def next_model(self) -> LM | None:
+        """The model after one more step of the run: its own batch, optimizer and learning rate; None where it is not finite."""
+        ...
+
+    @property
+    def next_rate(self) -> float:
+        """The learning rate of that step."""
         ...
 
 
