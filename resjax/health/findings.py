@@ -363,7 +363,7 @@ def _over_rows(values: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> 
         return np.full(values.shape[1:], np.nan)
     chosen = values[pick(rows)].astype(np.float64)
     masked = np.ma.masked_invalid(chosen)
-    return np.ma.median(masked, axis=0).filled(np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
+    return np.ma.filled(np.ma.median(masked, axis=0), np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
 
 
 def _span(values: np.ndarray) -> str:

@@ -10,7 +10,7 @@ from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.course import recipe
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.diagnosis.healthy import Band
-from resjax.health.findings import at_end, at_start, since, sites_named
+from resjax.health.findings import at_end, at_start, ranges, since, sites_named
 
 START_MARGIN = 2.5  # around the spread of the seeds at the start; initial draws of one config stay within 1.6
 START_FIGURES = ("update_rms", "stream_rms", "update_ratio")
@@ -22,6 +22,7 @@ NEIGHBOURS = 2  # to either side
 RESTLESS_SHARE, RESTLESS_ROWS = 0.4, 8  # of the recorded rows, and at least so many, of which the end of a run is made
 RESTLESS_JITTER, RESTLESS_FACTOR = 0.15, 4.0  # of log ratio between rows; beyond the median of its kind
 RISING, FALLING = 0.25, -0.05  # change of log ratio over that end
+UNEVEN = 8.0  # relative step of a weight over that of its kind
 BIASED = 0.5  # of the mean error, signed: rounding to nearest and at random keep it within a few percent
 FEWEST = 1e-4  # mean error of an add below which its bias is nothing: float32 loses 1e-8
 ONE_KEY, SATURATED_LOGIT = 0.02, 50.0  # entropy over its largest, and logits, of attention that sees one key only
@@ -34,6 +35,7 @@ def examined(case: Case) -> list[Finding]:
         *large_steps(case),
         *rewriting(case),
         *restless(case),
+        *uneven_steps(case),
         *biased_adds(case),
         *saturated_attention(case),
     ]
@@ -162,7 +164,7 @@ def rewriting(case: Case) -> list[Finding]:
             limit = REWRITING_MARGIN * band.high
             factor = healthy.change_band(probe, case.scheme, *values.shape)
             if factor is not None and np.isfinite(first).any():
-                limit = np.fmax(limit, REWRITING_MARGIN * factor.high * first)
+                limit = np.fmax(limit, REWRITING_MARGIN * factor.high * np.fmin(first, ordinary_start(case, first)))
             hit &= ~(values <= limit)
             source = f"{REWRITING_MARGIN:g} times the highest of {band.source}"
     if not hit.any():
@@ -171,6 +173,15 @@ def rewriting(case: Case) -> list[Finding]:
     high = float(limit[worst]) if np.isfinite(limit[worst]) else float(REWRITING_STEP * beside[worst])
     rows = case.record[probe][:, worst[0], worst[1]] > high
     return [_rewriting(case, hit, values, worst, (None, high), source, "at the end", since(rows))]
+
+
+def ordinary_start(case: Case, first: np.ndarray) -> np.ndarray:
+    """The largest update ratios that are ordinary at the start; without a measured start four times those of the neighbours."""
+    if (band := start_band(case, "update_ratio")) is not None and band.high.shape == first.shape:
+        return band.high
+    limit = REWRITING_STEP * neighbours(first)
+    limit[0] = first[0]  # whose stream is the embedding alone, as small as it may be
+    return limit
 
 
 def _rewriting(
@@ -287,6 +298,40 @@ TITLES = {"update_rms": "update RMS", "update_ratio": "update/stream ratio", "st
 
 
 # ---- what only some runs record
+
+
+def uneven_steps(case: Case) -> list[Finding]:
+    """The weights of one block and role move many times as far, for their size, as those of the same role in other blocks."""
+    probe = "role_change"
+    if not case.has(probe) or len(case.record) < 3:
+        return []
+    record = case.record[probe].astype(np.float64)
+    record[record <= 0] = np.nan
+    usual = np.exp(np.nanmedian(np.log(np.where(np.isfinite(record), record, np.nan)), axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        times = np.nanmedian((record / usual)[1:], axis=0)
+        hit = times > UNEVEN
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, times, -np.inf).argmax()), times.shape)
+    roles = case.record.roles or tuple(f"role {i}" for i in range(times.shape[1]))
+    names = [f"{roles[i]} of {ranges(np.flatnonzero(hit[:, i]))}" for i in range(times.shape[1]) if hit[:, i].any()]
+    return [
+        Finding(
+            "uneven steps",
+            "; ".join(names),
+            int(case.record.steps[-1]),
+            f"a step changes {roles[worst[1]]} of block {worst[0]} by {at_end(record)[worst]:.2g} of its size, {times[worst]:.3g} times the "
+            "median of the other blocks (over the recorded steps)",
+            "Look at this weight's learning rate, its size, and its gradient beside the others'.",
+            "with Adam all weights of a role move alike: one that does not has another rate, or is far smaller than its kind",
+            "relative step of a weight over its kind's",
+            float(times[worst]),
+            (None, UNEVEN),
+            "the same role in the other blocks of this run",
+            int(case.record.steps[0]),
+        )
+    ]
 
 
 def biased_adds(case: Case) -> list[Finding]:

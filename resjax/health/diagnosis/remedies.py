@@ -180,6 +180,7 @@ KINDS: dict[str, tuple[Remedy, ...]] = {
     "large start": (INIT, WRITES, LAYERSCALE, REZERO),
     "rewriting layers": (PERI_LN, LAYERSCALE, CLIP, WRITES),
     "restless layers": (RATE, CLIP, WARMUP),
+    "uneven steps": (RATE, CLIP),
     "saturated attention": (QK_NORM, RATE, DECAY, WARMUP),
     "idle depth": (LNS, MIX_LN, PERI_LN, STREAMS),
     "harmful blocks": (RATE, CLIP),
