@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from resjax.health.studies import STUDIES
 
 from resjax.checkup import case_of
 from resjax.health.diagnosis import healthy
 from resjax.health.findings import at_end, at_start
 from resjax.health.record import HealthRecord
+from resjax.health.studies import STUDIES
 from resjax.train.writers import to_json
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -43,8 +43,17 @@ class Fused(nnx.Module):
     def __init__(self, branches: list[Branch]):
         self.branches = nnx.List(branches)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        first, *more = [branch(x) for branch in self.branches]
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The points of all of them and their feature shapes."""
+        return {name: shape for branch in self.branches for name, shape in getattr(branch, "slots", {}).items()}
+
+    def __call__(self, x: jax.Array, at: Any = None) -> jax.Array:
+        open_ = [at is not None and hasattr(branch, "slots") for branch in self.branches]
+        first, *more = [
+            branch(x, at) if inside else branch(x)  # type: ignore[call-arg]
+            for branch, inside in zip(self.branches, open_, strict=True)
+        ]
         return sum(more, start=first)
 
 

@@ -33,7 +33,9 @@ def get_config():
 Change = Callable[[str, jax.Array], jax.Array]  # path and value of a parameter -> its value
 
 
-def trained(folder: Path, change: Change | None = None, faster: tuple[str, int, float] | None = None, **fields: Any) -> Path:
+def trained(
+    folder: Path, change: Change | None = None, faster: tuple[str, int, float] | None = None, **fields: Any
+) -> Path:
     """A run of 12 blocks; returns its folder.
 
     Args:
@@ -59,7 +61,9 @@ def _changed_start(change: Change | None) -> Iterator[None]:
         leaves, structure = jax.tree.flatten(state.params)
         paths = list(named(state.params))
         assert change is not None and len(paths) == len(leaves)
-        return replace(state, params=jax.tree.unflatten(structure, [change(p, x) for p, x in zip(paths, leaves, strict=True)]))
+        return replace(
+            state, params=jax.tree.unflatten(structure, [change(p, x) for p, x in zip(paths, leaves, strict=True)])
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         if change is not None:
@@ -80,7 +84,9 @@ def _changed_rule(faster: tuple[str, int, float] | None) -> Iterator[None]:
             updates, state = optimizer.update(grads, state, params)
             leaves, structure = jax.tree.flatten(updates)
             paths = list(named(updates))
-            scaled = [x.at[block].multiply(factor) if part in path else x for path, x in zip(paths, leaves, strict=True)]
+            scaled = [
+                x.at[block].multiply(factor) if part in path else x for path, x in zip(paths, leaves, strict=True)
+            ]
             return jax.tree.unflatten(structure, scaled), state
 
         return optax.GradientTransformation(optimizer.init, update), rate

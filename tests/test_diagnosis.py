@@ -301,4 +301,3 @@ def test_panels_of_constant_and_of_broken_values():
 )
 def test_ticks(value, text):
     assert number(value) == text
-

@@ -83,7 +83,9 @@ def bad_cells(record: HealthRecord, name: str) -> np.ndarray:
         accident &= record.recorded(name).reshape(-1, *[1] * (values.ndim - 1))
     elif "finite" in record and values.ndim > 1:
         broken = record["finite"] == 0
-        accident = np.isnan(values) & ~never & (broken if values.ndim == 3 else broken.any(axis=2))
+        if broken.shape != values.shape:  # one value a block, or one a block and role
+            broken = broken.any(axis=2, keepdims=values.ndim == 3)
+        accident = np.isnan(values) & ~never & broken
     return np.isinf(values) | accident
 
 

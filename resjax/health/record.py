@@ -1,8 +1,8 @@
 """Where do a run's probe arrays live on disk, and how are they read back?
 
 ``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8
-digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step. Chunks are never
-rewritten while a run goes on.
+digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; where arrays go by role,
+also ``roles``, the names of their last axis. Chunks are never rewritten while a run goes on.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,29 @@ FORWARD_PROBES = (  # (block, site)
 SITE_PROBES = (*FORWARD_PROBES, "stream_grad")  # (block, site)
 BLOCK_PROBES = ("update_ratio_block", "param_grad_block")  # (block,)
 STEP_PROBES = ("embed_rms", "embed_grad", "final_rms", "moved")  # ()
+# What there is only where health.groups asks for it, by group.
+MORE_PROBES: dict[str, tuple[str, ...]] = {
+    "tokens": ("token_cosine_centred", "residual_frobenius", "residual_composite", "growth", "update_ratio_frobenius"),
+    "ranks": ("effective_rank", "stable_rank", "participation_ratio", "rank_collapse"),
+    "precision": ("update_error", "effective_bits", "mean_error", "signed_error", "headroom"),
+    "attention": ("attention_entropy", "attention_largest_logit", "attention_logit_std"),
+    "roles": ("role_grad", "role_rms"),  # (block, role), as those of the next
+    "optimizer": ("role_change", "role_moved", "role_signal"),
+}
+ROLE_PROBES = (*MORE_PROBES["roles"], *MORE_PROBES["optimizer"])
+ROLES = "roles"  # in a chunk, the names of the last axis of ROLE_PROBES
 
 CHUNK = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 UNFINISHED = ".tmp"
 # What NumPy and zipfile raise on a damaged chunk; the last is zipfile's for a compression method that does not exist.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+def axis_names(name: str, count: int, roles: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names along the last axis of the array called ``name``: of sites, or of roles."""
+    if name not in ROLE_PROBES:
+        return site_names(count)
+    return tuple(roles) if len(roles) == count else tuple(f"role {i}" for i in range(count))
 
 
 def site_names(count: int) -> tuple[str, ...]:
@@ -48,17 +66,19 @@ class HealthRecord:
 
     Attributes:
       notes: one line for everything that :meth:`load` skipped, and why.
+      roles: names of the last axis of ``ROLE_PROBES``; empty where no such array was recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Sequence[str] = ()) -> None:
         self.notes: list[str] = []
+        self.roles = tuple(roles)
         self._steps = np.zeros(0, np.int64)
         self._arrays: dict[str, np.ndarray] = {}
         self._missing: dict[str, np.ndarray] = {}
         self._pending: list[tuple[int, dict[str, np.ndarray]]] = []
 
     def append(self, step: int, arrays: Mapping[str, Any]) -> None:
-        """Adds one recorded step: arrays of shape (block, site), (block,) or (), of any real dtype, kept as float32.
+        """Adds one recorded step: arrays of shape (block, site), (block, role), (block,) or (), of any real dtype, kept as float32.
 
         Raises:
           ValueError: the step does not follow the last one, or a shape or name differs from the row before.
@@ -86,7 +106,7 @@ class HealthRecord:
         steps = np.array([step for step, _ in self._pending], np.int64)
         names = self._pending[0][1]
         arrays = {name: np.stack([row[name] for _, row in self._pending]) for name in names}
-        path = _write(Path(folder), steps, arrays)
+        path = _write(Path(folder), steps, arrays, self.roles)
         self._pending = []
         return path
 
@@ -105,7 +125,7 @@ class HealthRecord:
         shapes: dict[str, tuple[int, ...]] = {}
         for path in _chunks(folder):
             try:
-                steps, arrays = _read(path, names)
+                steps, arrays, roles = _read(path, names)
             except UNREADABLE as error:
                 record.notes.append(f"{path.name}: cannot be read ({_one_line(error)}), skipped")
                 continue
@@ -113,6 +133,12 @@ class HealthRecord:
             if odd := [name for name, shape in here.items() if shapes.setdefault(name, shape) != shape]:
                 record.notes.append(f"{path.name}: {odd[0]} has shape {here[odd[0]]}, not {shapes[odd[0]]}, skipped")
                 continue
+            if roles and record.roles and roles != record.roles:
+                record.notes.append(
+                    f"{path.name}: its roles are {', '.join(roles)}, not {', '.join(record.roles)}, skipped"
+                )
+                continue
+            record.roles = record.roles or roles
             chunks.append((steps, arrays))
         if chunks:
             record._join(chunks, shapes)
@@ -184,12 +210,12 @@ def drop_after(folder: str | os.PathLike, step: int) -> list[str]:
             path.unlink()
             continue
         try:
-            steps, arrays = _read(path, None)
+            steps, arrays, roles = _read(path, None)
         except UNREADABLE as error:
             notes.append(f"{path.name}: cannot be read ({_one_line(error)}), left as it is")
             continue
         keep = steps <= step
-        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()})
+        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, roles)
         path.unlink()
     return notes
 
@@ -204,24 +230,28 @@ def _chunks(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if CHUNK.fullmatch(path.name)), key=_span)
 
 
-def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], tuple[str, ...]]:
+    """Steps, arrays and names of roles."""
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as chunk:
         if not isinstance(chunk, np.lib.npyio.NpzFile):
             raise ValueError("not an npz file")
         steps = chunk["steps"].astype(np.int64)
-        arrays = {name: chunk[name] for name in chunk.files if name != "steps" and (names is None or name in names)}
+        roles = tuple(map(str, chunk[ROLES])) if ROLES in chunk.files else ()
+        wanted = [name for name in chunk.files if name not in ("steps", ROLES) and (names is None or name in names)]
+        arrays = {name: chunk[name] for name in wanted}
     if steps.ndim != 1 or any(value.shape[:1] != steps.shape for value in arrays.values()):
         raise ValueError("its arrays disagree about the number of steps")
-    return steps, arrays
+    return steps, arrays, roles
 
 
-def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray]) -> Path:
+def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], roles: tuple[str, ...]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{steps[0]:08d}-{steps[-1]:08d}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays})
+            of_roles = {ROLES: np.array(roles)} if any(name in arrays for name in ROLE_PROBES) else {}
+            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **of_roles})
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.block import Probes, measured
+from resjax.block import Probes
 from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
-from resjax.residual.connection import dropout
+from resjax.residual.connection import dropout, measured
 from resjax.residual.gains import LearnedGain
 from resjax.residual.parameters import kernel
 from resjax.residual.precision import exact, rms, wide

@@ -40,6 +40,12 @@ class Flow(NamedTuple):
     beside: Any
 
 
+class Unmoved(Flow):
+    """A :class:`Flow` where ``before`` and ``after`` are both what the site read: nothing is a stream there that the site changes."""
+
+    __slots__ = ()
+
+
 class Around(NamedTuple):
     """What the wrapper lends a carry at one site.
 

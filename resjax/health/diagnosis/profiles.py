@@ -321,8 +321,8 @@ def uneven_steps(case: Case) -> list[Finding]:
             "uneven steps",
             "; ".join(names),
             int(case.record.steps[-1]),
-            f"a step changes {roles[worst[1]]} of block {worst[0]} by {at_end(record)[worst]:.2g} of its size, {times[worst]:.3g} times the "
-            "median of the other blocks (over the recorded steps)",
+            f"a step changes {roles[worst[1]]} of block {worst[0]} by {at_end(record)[worst]:.2g} of its size, {times[worst]:.3g} times "
+            "the median of the other blocks (over the recorded steps)",
             "Look at this weight's learning rate, its size, and its gradient beside the others'.",
             "with Adam all weights of a role move alike: one that does not has another rate, or is far smaller than its kind",
             "relative step of a weight over its kind's",
