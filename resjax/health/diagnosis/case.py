@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from resjax.health.findings import section
+from resjax.health.findings import at_end, section
 from resjax.health.record import HealthRecord
 
 
@@ -50,6 +50,18 @@ class Case:
     def has(self, *probes: str) -> bool:
         """Whether all these probes were recorded, and something was."""
         return bool(len(self.record)) and all(probe in self.record for probe in probes)
+
+    def end(self, probe: str) -> np.ndarray | None:
+        """A probe at the end: the median of the last recorded steps, else of the state that was studied; None where neither has it."""
+        if self.has(probe):
+            return at_end(self.record[probe])
+        found = self.studies.get("probes", {}).get(probe)
+        return None if found is None else np.asarray(found, np.float64)
+
+    @property
+    def last_step(self) -> int:
+        """The step that the end is: of the state that was studied, else of the record."""
+        return int(self.state if self.state is not None else self.record.steps[-1] if len(self.record) else 0)
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of the rows of metrics.jsonl that hold ``key``."""

@@ -336,9 +336,9 @@ def uneven_steps(case: Case) -> list[Finding]:
 
 def biased_adds(case: Case) -> list[Finding]:
     """The adds lose to one side: rounding that is not to nearest."""
-    if not case.has("signed_error", "mean_error"):
+    signed, mean = case.end("signed_error"), case.end("mean_error")
+    if signed is None or mean is None:
         return []
-    signed, mean = at_end(case.record["signed_error"]), at_end(case.record["mean_error"])
     with np.errstate(invalid="ignore"):
         hit = (np.abs(signed) > BIASED * mean) & (mean > FEWEST)
     if not hit.any():
@@ -348,7 +348,7 @@ def biased_adds(case: Case) -> list[Finding]:
         Finding(
             "biased adds",
             sites_named(hit),
-            int(case.record.steps[-1]),
+            case.last_step,
             f"signed mean error of an add {100 * signed[worst]:.2g} % beside {100 * mean[worst]:.2g} % unsigned",
             "Look for a truncating cast or accelerator mode at the residual add; keep the stream in float32, or round to nearest.",
             "an error of one sign adds up over depth as the number of adds, noise as its root",
@@ -356,17 +356,15 @@ def biased_adds(case: Case) -> list[Finding]:
             float(signed[worst]),
             (-BIASED * float(mean[worst]), BIASED * float(mean[worst])),
             "half the mean error; rounding to nearest stays within a few percent of it",
-            int(case.record.steps[-1]),
         )
     ]
 
 
 def saturated_attention(case: Case) -> list[Finding]:
     """Attention that sees one key only, from logits far beyond what a softmax resolves."""
-    if not case.has("attention_entropy", "attention_largest_logit"):
+    entropy, logit = case.end("attention_entropy"), case.end("attention_largest_logit")
+    if entropy is None or logit is None:
         return []
-    entropy, logit = (at_end(case.record[name]) for name in ("attention_entropy", "attention_largest_logit"))
-    entropy, logit = (x if x.ndim == 2 else x[:, None] for x in (entropy, logit))
     with np.errstate(invalid="ignore"):
         collapsed = (entropy < ONE_KEY) & (logit > SATURATED_LOGIT)
         saturated = logit > 10 * SATURATED_LOGIT
@@ -374,11 +372,10 @@ def saturated_attention(case: Case) -> list[Finding]:
     if not hit.any():
         return []
     worst = np.unravel_index(int(np.where(hit, logit, -np.inf).argmax()), logit.shape)
-    rows = case.record["attention_largest_logit"].reshape(len(case.record), *logit.shape)[:, worst[0], worst[1]]
     found = Finding(
         "saturated attention",
         sites_named(hit),
-        int(case.record.steps[-1]),
+        case.last_step,
         f"largest logit {logit[worst]:.3g}, entropy {entropy[worst]:.2g} of its largest",
         "Look at the norms of the query and key matrices; normalise queries and keys (model.qk_norm=True) or lower the rate.",
         "a softmax that sees one key passes no gradient to the others, and logits like these come before a loss that diverges "
@@ -388,4 +385,7 @@ def saturated_attention(case: Case) -> list[Finding]:
         (None, SATURATED_LOGIT if collapsed[worst] else 10 * SATURATED_LOGIT),
         "a softmax resolves differences up to about 20; healthy runs stay below",
     )
+    if not case.has("attention_largest_logit"):
+        return [found]
+    rows = case.record["attention_largest_logit"][:, worst[0], worst[1]]
     return [replace(found, since=int(case.record.steps[since(rows > SATURATED_LOGIT)]))]

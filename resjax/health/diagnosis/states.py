@@ -39,7 +39,7 @@ def idle(case: Case) -> list[Finding]:
         Finding(
             "idle depth",
             ranges(blocks[dead]),
-            _step(case),
+            case.last_step,
             f"{int(dead.sum())} of {len(blocks)} blocks studied are worth less than {DEAD_DELTA:g} nats each and change the stream by less "
             f"than {DEAD_RATIO:.0%}; effective depth {float(study['effective_depth']):.3g} of {len(blocks)}",
             "Fewer blocks would do; or give the deeper ones weight: layer-norm scaling, a larger share of the stream, another scheme.",
@@ -65,7 +65,7 @@ def harmful(case: Case) -> list[Finding]:
         Finding(
             "harmful blocks",
             ranges(blocks[hit]),
-            _step(case),
+            case.last_step,
             f"without block {blocks[worst]} the held-out loss is {-delta[worst]:.3f} nats lower",
             "Compare its update ratio and gradient with its neighbours'; train on from here at a lower rate.",
             "a trained block should not cost more than it gives",
@@ -90,7 +90,7 @@ def alike(case: Case) -> list[Finding]:
         Finding(
             "late layers alike",
             "the last third of the blocks",
-            _step(case),
+            case.last_step,
             f"median angle between the streams of the last third of the blocks {180 * late:.2g} degrees",
             "Compare the loss without them (the ablation study); give them more weight, or leave them out.",
             "layers that leave the direction of every token as it is leave what the head reads as it is",
@@ -118,7 +118,7 @@ def massive(case: Case) -> list[Finding]:
         Finding(
             "massive activations",
             f"{ranges(np.flatnonzero(hit))}; feature{'s' * (len(features) > 1)} {', '.join(map(str, features[:6]))}",
-            _step(case),
+            case.last_step,
             f"magnitude {largest[worst]:.3g} after block {worst}, {times[worst]:.3g} times the median, at position "
             f"{int(np.asarray(study['position'])[worst])}",
             "Keep the stream in float32 or bfloat16, and quantise with care; they often are attention's way of doing nothing.",
@@ -144,7 +144,7 @@ def rounding(case: Case) -> list[Finding]:
         Finding(
             "costly rounding",
             "the residual adds",
-            _step(case),
+            case.last_step,
             f"with its adds rounded to {case.dtype} the held-out loss is {abs(change):.3f} nats {'higher' if change > 0 else 'lower'} than "
             "with exact ones",
             "Keep the stream in float32 (precision.stream=float32): 4 bytes an element, no slower branches.",
@@ -155,11 +155,6 @@ def rounding(case: Case) -> list[Finding]:
             "the noise that 0.01 nats is taken for",
         )
     ]
-
-
-def _step(case: Case) -> int:
-    """The step of the state that was studied."""
-    return int(case.state if case.state is not None else case.record.steps[-1] if len(case.record) else 0)
 
 
 def claimed_band(case: Case) -> dict[str, Any] | None:
