@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import runs
 from kit import TOKENS, fast, largest_difference, make, relative, variables
 from resjax.branches import Attention
 from resjax.config.schema import HEALTH_GROUPS
 from resjax.health import probes
 from resjax.health.attention import attention_figures, merged_figures
-from resjax.health.record import MORE_PROBES, ROLE_PROBES
+from resjax.health.record import MORE_PROBES, ROLE_PROBES, HealthRecord
 from resjax.health.spectra import ranks_on_host
 from resjax.health.tridiagonal import eigenvalues, tridiagonal
 from resjax.residual import CATALOGUE, Context, Flow, Observer
@@ -506,3 +507,22 @@ def test_ranks_are_those_of_the_host():
     got = site_probes(jnp.asarray(offset), jnp.zeros_like(offset))
     for name in ("effective_rank", "stable_rank", "participation_ratio"):
         assert got[name] == pytest.approx(float(want[name]), rel=1e-3), name
+
+
+# ---- a run
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_with_all_groups(calm, tmp_path):
+    """Recorded in every measured step, with the roles' names, and shown; a run that goes on may measure less."""
+    fields = {"health__groups": "all", "train__accumulate": 2, "train__steps": 6, "train__eval_every": 0}
+    assert runs.run(calm, tmp_path / "run", **fields) == 0
+    record = HealthRecord.load(tmp_path / "run" / "health")
+    assert not record.notes and record.steps.tolist() == [1, 3, 6]
+    assert record.roles[:5] == ("q", "k", "v", "write", "fc_in")
+    for name in SITES:
+        assert record[name].shape == (3, 2, 2)
+    for name in ROLE_PROBES:
+        assert record[name].shape == (3, 2, len(record.roles)) and np.isfinite(record[name]).any()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(title in page for title in ("Effective rank", "Entropy of attention", "Signal in the gradient"))
