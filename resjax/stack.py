@@ -49,10 +49,9 @@ class Fused(nnx.Module):
         return {name: shape for branch in self.branches for name, shape in getattr(branch, "slots", {}).items()}
 
     def __call__(self, x: jax.Array, at: Any = None) -> jax.Array:
-        open_ = [at is not None and hasattr(branch, "slots") for branch in self.branches]
         first, *more = [
-            branch(x, at) if inside else branch(x)  # type: ignore[call-arg]
-            for branch, inside in zip(self.branches, open_, strict=True)
+            branch(x, at) if at is not None and hasattr(branch, "slots") else branch(x)  # type: ignore[call-arg]
+            for branch in self.branches
         ]
         return sum(more, start=first)
 

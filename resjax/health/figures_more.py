@@ -42,7 +42,7 @@ MORE: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
                 "factor",
                 "factor",
                 "Mean over tokens of the length of the stream after the site divided by that before it.",
-                "log",
+                "linear",
                 "split",
             ),
             Figure(
