@@ -250,10 +250,10 @@ def test_a_run_is_a_subject_and_its_folder_stays_as_it_is(run):
     before = listed(run)
     with runs.quick():
         found = subject_of(run)
-        earlier = subject_of(run, step=5, tokens=40, most=1)
+        earlier = subject_of(run, step=5, tokens=40, most=2)
         loss_ = found.loss
     assert listed(run) == before
-    assert (found.step, earlier.step, earlier.most) == (10, 5, 1)
+    assert (found.step, earlier.step, earlier.most) == (10, 5, 2)
     assert found.tokens == 4096 and found.batches.shape == (64, 4, 17)
     assert earlier.batches.shape == (1, 3, 17)
     assert np.array_equal(found.batches[0, :3], earlier.batches[0])
