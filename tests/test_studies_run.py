@@ -78,6 +78,7 @@ def test_batches_are_those_that_the_run_drew(plain):
         assert [digest(origin.training_batch(step)) for step in range(1, 21)] == seen
 
 
+@pytest.mark.slow
 def test_batches_after_a_rollback_are_those_that_the_run_went_on_with(calm, tmp_path, monkeypatch):
     from test_faults import plant
 
@@ -111,7 +112,8 @@ def test_a_step_that_is_not_finite_is_no_update(plain, tmp_path):
     facts = read_json(broken / "config.json")
     scheme = tmp_path / "own.py"
     scheme.write_text(
-        "from resjax.residual import CATALOGUE\nBROKEN = CATALOGUE['pre_ln'].but(scale=lambda site: site.l * 1e39)\n"
+        "import jax.numpy as jnp\nfrom resjax.residual import CATALOGUE\n"
+        "BROKEN = CATALOGUE['pre_ln'].but(scale=lambda site: jnp.where(site.step >= 10, jnp.nan, 1.0))\n"
     )
     facts["residual"]["name"] = f"{scheme}:BROKEN"
     write_json(broken / "config.json", facts)

@@ -108,7 +108,12 @@ def through(linear: Map, given: Any, place: jax.Array) -> Callable[[jax.Array], 
       place: which token of each sequence, (batch,).
     """
     nothing_else = jax.tree.map(jnp.zeros_like, given)
-    return jax.vmap(lambda numbers: own(linear(put(nothing_else, place, numbers)), place))
+    return lambda numbers: _own(jax.vmap(linear)(_put(nothing_else, place, numbers)), place)
+
+
+# for several vectors at once, compiled once for all blocks
+_own = jax.jit(jax.vmap(own, (0, None)))
+_put = jax.jit(jax.vmap(put, (None, None, 0)))
 
 
 def whole(pull: Callable[[jax.Array], jax.Array], batch: int, numbers: int, dtype: Any) -> np.ndarray:
