@@ -1,8 +1,8 @@
 """Where do a run's probe arrays live on disk, and how are they read back?
 
 ``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8
-digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step. Chunks are never
-rewritten while a run goes on.
+digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; of a model with sites of
+its own also ``sites``, their names. Chunks are never rewritten while a run goes on.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ STEP_PROBES = ("embed_rms", "embed_grad", "final_rms", "moved")  # ()
 
 CHUNK = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 UNFINISHED = ".tmp"
+SITES = "sites"
 # What NumPy and zipfile raise on a damaged chunk; the last is zipfile's for a compression method that does not exist.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
@@ -48,9 +49,11 @@ class HealthRecord:
 
     Attributes:
       notes: one line for everything that :meth:`load` skipped, and why.
+      sites: names of a block's sites where they are not those of :func:`site_names`; else None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sites: Sequence[str] | None = None) -> None:
+        self.sites: tuple[str, ...] | None = None if sites is None else tuple(sites)
         self.notes: list[str] = []
         self._steps = np.zeros(0, np.int64)
         self._arrays: dict[str, np.ndarray] = {}
@@ -86,6 +89,8 @@ class HealthRecord:
         steps = np.array([step for step, _ in self._pending], np.int64)
         names = self._pending[0][1]
         arrays = {name: np.stack([row[name] for _, row in self._pending]) for name in names}
+        if self.sites is not None:
+            arrays[SITES] = np.array(self.sites)
         path = _write(Path(folder), steps, arrays)
         self._pending = []
         return path
@@ -105,7 +110,7 @@ class HealthRecord:
         shapes: dict[str, tuple[int, ...]] = {}
         for path in _chunks(folder):
             try:
-                steps, arrays = _read(path, names)
+                steps, arrays, sites = _read(path, names)
             except UNREADABLE as error:
                 record.notes.append(f"{path.name}: cannot be read ({_one_line(error)}), skipped")
                 continue
@@ -114,6 +119,7 @@ class HealthRecord:
                 record.notes.append(f"{path.name}: {odd[0]} has shape {here[odd[0]]}, not {shapes[odd[0]]}, skipped")
                 continue
             chunks.append((steps, arrays))
+            record.sites = sites or record.sites
         if chunks:
             record._join(chunks, shapes)
         return record
@@ -150,6 +156,10 @@ class HealthRecord:
         blank[slice(len(self) - len(array), None) if rows else slice(0, len(array))] = array
         return blank
 
+    def site_names(self, count: int) -> tuple[str, ...]:
+        """Names of the model's sites, in the order of the arrays' last axis, of which there are ``count``."""
+        return self.sites if self.sites is not None and len(self.sites) == count else site_names(count)
+
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or any(name in row for _, row in self._pending)
 
@@ -184,12 +194,13 @@ def drop_after(folder: str | os.PathLike, step: int) -> list[str]:
             path.unlink()
             continue
         try:
-            steps, arrays = _read(path, None)
+            steps, arrays, sites = _read(path, None)
         except UNREADABLE as error:
             notes.append(f"{path.name}: cannot be read ({_one_line(error)}), left as it is")
             continue
         keep = steps <= step
-        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()})
+        kept = {name: value[keep] for name, value in arrays.items()}
+        _write(folder, steps[keep], kept if sites is None else kept | {SITES: np.array(sites)})
         path.unlink()
     return notes
 
@@ -204,15 +215,19 @@ def _chunks(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if CHUNK.fullmatch(path.name)), key=_span)
 
 
-def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _read(
+    path: Path, names: Collection[str] | None
+) -> tuple[np.ndarray, dict[str, np.ndarray], tuple[str, ...] | None]:
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as chunk:
         if not isinstance(chunk, np.lib.npyio.NpzFile):
             raise ValueError("not an npz file")
         steps = chunk["steps"].astype(np.int64)
-        arrays = {name: chunk[name] for name in chunk.files if name != "steps" and (names is None or name in names)}
+        wanted = [name for name in chunk.files if names is None or name in names]
+        arrays = {name: chunk[name] for name in wanted if name not in ("steps", SITES)}
+        sites = tuple(str(name) for name in chunk[SITES]) if SITES in chunk.files else None
     if steps.ndim != 1 or any(value.shape[:1] != steps.shape for value in arrays.values()):
         raise ValueError("its arrays disagree about the number of steps")
-    return steps, arrays
+    return steps, arrays, sites
 
 
 def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray]) -> Path:

@@ -21,7 +21,7 @@ docs/your_model.md says the rest. :mod:`resjax.watch.linen` meets Linen blocks f
 from resjax.watch.arrays import from_arrays, gradient_norms, rows, site
 from resjax.watch.context import add, block, change, embedded, final, find, into, joined
 from resjax.watch.log import Log
-from resjax.watch.plan import Plan, Taps, row
+from resjax.watch.plan import Plan, Taps, row, stream_dtype
 
 __all__ = [
     "Log",
@@ -40,4 +40,5 @@ __all__ = [
     "row",
     "rows",
     "site",
+    "stream_dtype",
 ]

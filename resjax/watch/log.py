@@ -1,7 +1,7 @@
 """Where do the numbers of a foreign training loop go? Into a folder laid out as a run's, so that report and doctor read it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +29,7 @@ class Log:
       config: what to say of the run, JSON-able, nested as you like; shown in the report.
       after: drop rows of later steps first: the run goes on from a state of that step.
       save_every: recorded steps after which probes are written; those of a run that is killed before are lost.
+      sites: names of a block's sites; needed for probes that come as arrays, since taps know theirs.
 
     Raises:
       Refused: the folder holds something else, or another config.
@@ -40,6 +41,7 @@ class Log:
         config: Mapping[str, Any] | None = None,
         after: int | None = None,
         save_every: int = 20,
+        sites: Sequence[str] | None = None,
     ):
         if save_every < 1:
             raise Refused(f"save_every is {save_every}, and has to be a number from 1")
@@ -49,8 +51,10 @@ class Log:
         if after is not None:
             self._metrics.drop_after(after)
             drop_after(self.folder / "health", after)
-        self._record = HealthRecord()
         done = HealthRecord.load(self.folder / "health")
+        self._record = HealthRecord(done.sites)
+        if sites is not None:
+            self._named(tuple(sites))
         self._shapes = {name: done[name].shape[1:] for name in done}
         self._probed = int(done.steps[-1]) if len(done) else None
         self._last = max((row["step"] for row in read_metrics(self.folder / "metrics.jsonl")), default=None)
@@ -109,15 +113,22 @@ class Log:
             if not isinstance(from_json(to_json(value)), int | float):
                 raise Refused(f"{name} is {value!r} at step {step}, and a metric is one number")
         values = row(found) if isinstance(found, Taps) else dict(found or {})
+        if isinstance(found, Taps) and values:
+            self._named(found.plan.sites)
+            self._dtype = stream_dtype(found) or self._dtype
         if values:
             self._append(step, values | dict(probes or {}))
-        if isinstance(found, Taps) and values:
-            self._dtype = stream_dtype(found) or self._dtype
         if metrics:
             self._metrics.scalars(step, metrics)
         self._last = step
         if len(self._record) >= self._save_every:
             self.flush()
+
+    def _named(self, sites: tuple[str, ...]) -> None:
+        held = self._record.sites
+        if held is not None and held != sites:
+            raise Refused(f"the sites are {', '.join(sites)}, and '{self.folder}' has probes of {', '.join(held)}")
+        self._record.sites = sites
 
     def _append(self, step: int, values: Mapping[str, Any]) -> None:
         arrays = {name: np.asarray(value, np.float32) for name, value in values.items()}
