@@ -63,10 +63,8 @@ def nnx_scanned(of: Any, w: Weights, x: jax.Array) -> jax.Array:
     return nnx.scan(lambda h, w, i: of(h, w, i), in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)(x, w, jnp.arange(DEPTH))
 
 
-JITTED = {
-    block: jax.jit(block),
-    plainly: jax.jit(plainly),
-}  # one jitted block for all traces, as a module-level decorator makes it
+# One jitted block for all traces, as a decorator makes it.
+JITTED = {of: jax.jit(of, static_argnums=2) for of in (block, plainly)}
 WAYS = {
     "unrolled": unrolled,
     "scan": scanned,
@@ -204,19 +202,21 @@ def test_outside_of_a_context_an_add_is_an_add():
 
 
 def test_traces_do_not_leak_into_one_another():
-    """A jitted function inside is traced anew for each context, and what it was traced with before is left behind."""
+    """A jitted function inside is traced anew for each context and outside; what it was traced with before is left behind."""
     w, x = weights(), inputs()
-    inner = jax.jit(partial(unrolled, block))
-    quiet = jax.grad(lambda w: loss(inner(w, x)))(w)
-    watching = jax.grad(lambda t, w: loss_in(t, inner, w, x))
-    found = [watch.row(watching(PLAN.taps(), w)) for _ in range(2)]
+    inner = jax.jit(partial(scanned, block))
+    quiet, plain = inner(w, x), str(jax.make_jaxpr(inner)(w, x))
+    found = [
+        watch.row(fast(jax.grad(lambda taps, w=w: loss_in(taps, inner, w, x)))(plan.taps()))
+        for plan in (PLAN, watch.Plan(DEPTH, SITES[::-1]), PLAN)
+    ]
     for name in FORWARD_PROBES:
-        np.testing.assert_array_equal(*[row[name] for row in found])
+        np.testing.assert_array_equal(found[0][name], found[1][name][:, ::-1])
+        np.testing.assert_array_equal(found[0][name], found[2][name])
+    np.testing.assert_array_equal(quiet, inner(w, x))
+    assert str(jax.make_jaxpr(inner)(w, x)) == plain
     with jax.checking_leaks():
-        jax.jit(watching)(PLAN.taps(), w)
-    again = jax.grad(lambda w: loss(inner(w, x)))(w)
-    jax.tree.map(np.testing.assert_array_equal, quiet, again)
-    assert str(jax.make_jaxpr(partial(unrolled, block))(w, x)) == str(jax.make_jaxpr(partial(unrolled, plainly))(w, x))
+        jax.make_jaxpr(jax.grad(lambda taps: loss_in(taps, partial(unrolled, block), w, x)))(PLAN.taps())
 
 
 def loss_in(taps: watch.Taps, f: Any, *arguments: Any) -> jax.Array:
@@ -296,7 +296,7 @@ def test_a_forgotten_add_is_told():
     assert np.isnan(found["stream_rms"][1]).all() and np.isfinite(found["stream_rms"][[0, 2]]).all()
     with pytest.raises(Refused, match=r"no add reported: call watch.add inside watch.into"):
         watch.row(one_pass(lambda: unrolled(plainly, w, x)))
-    with pytest.raises(Refused, match="'mlp' of block 2 was not passed"):
+    with pytest.raises(Refused, match="'attention' of block 0 was not passed"):
         watch.row(
             one_pass(lambda: jax.lax.stop_gradient(unrolled(block, w, x)) + watch.add(x, x, block=2, site="attention"))
         )

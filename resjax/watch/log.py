@@ -63,8 +63,8 @@ class Log:
 
     def _start(self, config: Mapping[str, Any] | None) -> None:
         path = self.folder / "config.json"
-        facts = from_json(to_json(config or {})) | MARK
         try:
+            facts = from_json(to_json(config or {})) | MARK
             self.folder.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 held = read_json(path)
@@ -196,3 +196,4 @@ class Log:
         else:
             self.flush()
             self._metrics.close()
+            self._closed = True
