@@ -110,7 +110,7 @@ def more_rows(depth: int, rows: int, seed: int = 2) -> dict[str, np.ndarray]:
 
 def record_of(arrays: dict[str, np.ndarray], every: int = 10) -> HealthRecord:
     """The arrays as a record, one row every so many steps from step 0."""
-    record = HealthRecord(ROLES if "role_grad" in arrays else ())
+    record = HealthRecord(roles=ROLES if "role_grad" in arrays else ())
     for i in range(len(arrays["finite"])):
         record.append(i * every, {name: value[i] for name, value in arrays.items()})
     return record

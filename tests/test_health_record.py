@@ -223,7 +223,7 @@ def test_names_of_sites():
 
 
 def by_role(folder, steps, roles=("q", "write"), **more):
-    record = HealthRecord(roles)
+    record = HealthRecord(roles=roles)
     for step in steps:
         record.append(step, {"role_grad": np.full((3, len(roles)), step), "moved": 1.0} | more)
     record.flush(folder)
@@ -240,7 +240,7 @@ def test_names_of_roles_come_back_and_survive_a_cut(tmp_path):
 
 
 def test_a_chunk_without_arrays_by_role_names_none(tmp_path):
-    record = HealthRecord(("q", "write"))
+    record = HealthRecord(roles=("q", "write"))
     fill(record, [0])
     path = record.flush(tmp_path)
     assert "roles" not in np.load(path).files

@@ -9,7 +9,7 @@ from resjax.health import shrink
 from resjax.health.figure import Figure
 from resjax.health.figures_more import MORE
 from resjax.health.findings import bad_cells
-from resjax.health.record import HealthRecord, axis_names
+from resjax.health.record import HealthRecord
 
 ROWS, COLUMNS = 200, 240  # at most so many cells in a map: about the pixels it gets
 POINTS = 1200  # at most about so many points in a training curve
@@ -178,7 +178,7 @@ def heat(figure: Figure, record: HealthRecord) -> dict[str, Any] | None:
     values, bad = record[figure.probe], bad_cells(record, figure.probe)
     if not np.isfinite(values).any() or (figure.probe == "finite" and (values == 1).all()):
         return None
-    names = axis_names(figure.probe, values.shape[2], record.roles) if values.ndim == 3 else ("block",)
+    names = record.axis_names(figure.probe, values.shape[2]) if values.ndim == 3 else ("block",)
     flat = lambda array: array.reshape(len(array), -1)  # noqa: E731
     if figure.layout == "split":
         parts = [(name, values[..., i], bad[..., i]) for i, name in enumerate(names)]

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from resjax.health.record import HealthRecord, site_names
+from resjax.health.record import HealthRecord
 
 # "At the end" is the median of this many last rows: one odd batch is no finding.
 LAST_ROWS = 5
@@ -107,14 +107,18 @@ def non_finite(record: HealthRecord) -> list[Finding]:
             "(float16), clip, and look for norms of all-zero tokens or saturated softmaxes at this place; replay "
             "this step."
         )
-        findings.append(_non_finite_at(backward[first_backward], -1, "backward", record.steps[first_backward], advice))
+        findings.append(
+            _non_finite_at(record, backward[first_backward], -1, "backward", record.steps[first_backward], advice)
+        )
     if forward is not None and first_forward is not None:
         advice = (
             "Replay this step with everything on; look at the largest magnitudes of the rows before it. Usual "
             "causes: a learning rate too high, a float16 stream or branch (limit 65,504), a missing norm; try "
             "bfloat16 or a float32 stream, clipping, a longer warm-up."
         )
-        findings.append(_non_finite_at(forward[first_forward], 0, "forward", record.steps[first_forward], advice))
+        findings.append(
+            _non_finite_at(record, forward[first_forward], 0, "forward", record.steps[first_forward], advice)
+        )
     return findings
 
 
@@ -138,9 +142,11 @@ def located(health: Mapping[str, Any], nonfinite: Mapping[str, Any] | None) -> d
     return {**health, "verdict": "findings", "findings": findings}
 
 
-def _non_finite_at(cells: np.ndarray, which: int, direction: str, step: Any, advice: str) -> Finding:
+def _non_finite_at(
+    record: HealthRecord, cells: np.ndarray, which: int, direction: str, step: Any, advice: str
+) -> Finding:
     place = np.argwhere(cells)[which]
-    site = f", {site_names(cells.shape[1])[place[1]]}" if cells.ndim == 2 else ""
+    site = f", {record.site_names(cells.shape[1])[place[1]]}" if cells.ndim == 2 else ""
     evidence = (
         f"the first place to go wrong; non-finite in this step: {int(cells.sum())} of {cells.size} places measured "
         f"{direction}"
@@ -234,7 +240,7 @@ def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
     if row is None:
         return []
     peak = np.unravel_index(int(largest.argmax()), largest.shape)
-    names = site_names(largest.shape[2])
+    names = record.site_names(largest.shape[2])
     value = float(largest[peak])
     where = f"block {peak[1]}, {names[peak[2]]}"
     evidence = (
@@ -260,7 +266,7 @@ def gradient_spread(record: HealthRecord) -> list[Finding]:
     known = np.isfinite(end)
     if not known.any() or not end[known].max() > GRADIENT_SPREAD * end[known].min():
         return []
-    names = site_names(end.shape[1])
+    names = record.site_names(end.shape[1])
     low = np.unravel_index(int(np.where(known, end, np.inf).argmin()), end.shape)
     high = np.unravel_index(int(np.where(known, end, -np.inf).argmax()), end.shape)
     where = f"block {low[0]}, {names[low[1]]} (smallest) to block {high[0]}, {names[high[1]]} (largest)"
@@ -317,9 +323,9 @@ def since(hit: Any) -> int:
     return min(int(miss[-1]) + 1, len(hit) - 1) if len(miss) else 0
 
 
-def sites_named(hit: np.ndarray) -> str:
+def sites_named(record: HealthRecord, hit: np.ndarray) -> str:
     """``attention of blocks 0-3; mlp of block 7``: the sites (block, site) where ``hit``."""
-    names = site_names(hit.shape[1])
+    names = record.site_names(hit.shape[1])
     there = [(name, np.flatnonzero(hit[:, i])) for i, name in enumerate(names)]
     return "; ".join(f"{name} of {ranges(blocks)}" for name, blocks in there if len(blocks))
 
@@ -329,7 +335,7 @@ def _at_sites(
 ) -> list[Finding]:
     """One finding for all sites (block, site) where ``hit``, named by ranges of blocks."""
     evidence = f"{evidence} ({int(hit.sum())} of {hit.size} sites)"
-    return [_finding(kind, sites_named(hit), record.steps[-1], evidence, advice) | more]
+    return [_finding(kind, sites_named(record, hit), record.steps[-1], evidence, advice) | more]
 
 
 def ranges(blocks: Iterable[int], most: int = 6) -> str:

@@ -1,8 +1,9 @@
 """Where do a run's probe arrays live on disk, and how are they read back?
 
-``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8
-digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; where arrays go by role,
-also ``roles``, the names of their last axis. Chunks are never rewritten while a run goes on.
+``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8 digits), each
+with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; where arrays go by role, also ``roles``, the
+names of their last axis; of a model with sites of its own also ``sites``, their names. Chunks are never rewritten while a run
+goes on.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +42,6 @@ MORE_PROBES: dict[str, tuple[str, ...]] = {
     "optimizer": ("role_change", "role_moved", "role_signal"),
 }
 ROLE_PROBES = (*MORE_PROBES["roles"], *MORE_PROBES["optimizer"])
-ROLES = "roles"  # in a chunk, the names of the last axis of ROLE_PROBES
 
 CHUNK = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 UNFINISHED = ".tmp"
@@ -49,11 +49,16 @@ UNFINISHED = ".tmp"
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
-def axis_names(name: str, count: int, roles: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names along the last axis of the array called ``name``: of sites, or of roles."""
-    if name not in ROLE_PROBES:
-        return site_names(count)
-    return tuple(roles) if len(roles) == count else tuple(f"role {i}" for i in range(count))
+class Names(NamedTuple):
+    """What is called how along the arrays' last axes; empty where nothing says so.
+
+    Attributes:
+      sites: of a model whose sites are not those of :func:`site_names`.
+      roles: of ``ROLE_PROBES``.
+    """
+
+    sites: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
 
 def site_names(count: int) -> tuple[str, ...]:
@@ -66,12 +71,13 @@ class HealthRecord:
 
     Attributes:
       notes: one line for everything that :meth:`load` skipped, and why.
+      sites: names of a block's sites where they are not those of :func:`site_names`; else empty.
       roles: names of the last axis of ``ROLE_PROBES``; empty where no such array was recorded.
     """
 
-    def __init__(self, roles: Sequence[str] = ()) -> None:
+    def __init__(self, sites: Sequence[str] = (), roles: Sequence[str] = ()) -> None:
         self.notes: list[str] = []
-        self.roles = tuple(roles)
+        self.sites, self.roles = tuple(sites), tuple(roles)
         self._steps = np.zeros(0, np.int64)
         self._arrays: dict[str, np.ndarray] = {}
         self._missing: dict[str, np.ndarray] = {}
@@ -106,7 +112,7 @@ class HealthRecord:
         steps = np.array([step for step, _ in self._pending], np.int64)
         names = self._pending[0][1]
         arrays = {name: np.stack([row[name] for _, row in self._pending]) for name in names}
-        path = _write(Path(folder), steps, arrays, self.roles)
+        path = _write(Path(folder), steps, arrays, Names(self.sites, self.roles))
         self._pending = []
         return path
 
@@ -125,7 +131,7 @@ class HealthRecord:
         shapes: dict[str, tuple[int, ...]] = {}
         for path in _chunks(folder):
             try:
-                steps, arrays, roles = _read(path, names)
+                steps, arrays, called = _read(path, names)
             except UNREADABLE as error:
                 record.notes.append(f"{path.name}: cannot be read ({_one_line(error)}), skipped")
                 continue
@@ -133,13 +139,16 @@ class HealthRecord:
             if odd := [name for name, shape in here.items() if shapes.setdefault(name, shape) != shape]:
                 record.notes.append(f"{path.name}: {odd[0]} has shape {here[odd[0]]}, not {shapes[odd[0]]}, skipped")
                 continue
-            if roles and record.roles and roles != record.roles:
-                record.notes.append(
-                    f"{path.name}: its roles are {', '.join(roles)}, not {', '.join(record.roles)}, skipped"
-                )
+            held = Names(record.sites, record.roles)
+            odd_names = [
+                axis for axis in Names._fields if len({*filter(None, (getattr(held, axis), getattr(called, axis)))}) > 1
+            ]
+            if odd_names:
+                mine, theirs = (", ".join(getattr(side, odd_names[0])) for side in (held, called))
+                record.notes.append(f"{path.name}: its {odd_names[0]} are {theirs}, not {mine}, skipped")
                 continue
-            record.roles = record.roles or roles
             chunks.append((steps, arrays))
+            record.sites, record.roles = held.sites or called.sites, held.roles or called.roles
         if chunks:
             record._join(chunks, shapes)
         return record
@@ -176,6 +185,16 @@ class HealthRecord:
         blank[slice(len(self) - len(array), None) if rows else slice(0, len(array))] = array
         return blank
 
+    def site_names(self, count: int) -> tuple[str, ...]:
+        """Names of the model's sites, in the order of the arrays' last axis, of which there are ``count``."""
+        return self.sites if len(self.sites) == count else site_names(count)
+
+    def axis_names(self, probe: str, count: int) -> tuple[str, ...]:
+        """Names along the last axis of a probe's array: of sites, or of roles."""
+        if probe not in ROLE_PROBES:
+            return self.site_names(count)
+        return self.roles if len(self.roles) == count else tuple(f"role {i}" for i in range(count))
+
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or any(name in row for _, row in self._pending)
 
@@ -210,12 +229,12 @@ def drop_after(folder: str | os.PathLike, step: int) -> list[str]:
             path.unlink()
             continue
         try:
-            steps, arrays, roles = _read(path, None)
+            steps, arrays, called = _read(path, None)
         except UNREADABLE as error:
             notes.append(f"{path.name}: cannot be read ({_one_line(error)}), left as it is")
             continue
         keep = steps <= step
-        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, roles)
+        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, called)
         path.unlink()
     return notes
 
@@ -230,28 +249,31 @@ def _chunks(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if CHUNK.fullmatch(path.name)), key=_span)
 
 
-def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], tuple[str, ...]]:
-    """Steps, arrays and names of roles."""
+def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], Names]:
+    """Steps, arrays, and the names along their axes."""
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as chunk:
         if not isinstance(chunk, np.lib.npyio.NpzFile):
             raise ValueError("not an npz file")
         steps = chunk["steps"].astype(np.int64)
-        roles = tuple(map(str, chunk[ROLES])) if ROLES in chunk.files else ()
-        wanted = [name for name in chunk.files if name not in ("steps", ROLES) and (names is None or name in names)]
+        called = Names(*(tuple(map(str, chunk[axis])) if axis in chunk.files else () for axis in Names._fields))
+        wanted = [
+            name for name in chunk.files if name not in ("steps", *Names._fields) and (names is None or name in names)
+        ]
         arrays = {name: chunk[name] for name in wanted}
     if steps.ndim != 1 or any(value.shape[:1] != steps.shape for value in arrays.values()):
         raise ValueError("its arrays disagree about the number of steps")
-    return steps, arrays, roles
+    return steps, arrays, called
 
 
-def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], roles: tuple[str, ...]) -> Path:
+def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], called: Names) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{steps[0]:08d}-{steps[-1]:08d}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            of_roles = {ROLES: np.array(roles)} if any(name in arrays for name in ROLE_PROBES) else {}
-            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **of_roles})
+            named = Names(called.sites, called.roles if any(name in arrays for name in ROLE_PROBES) else ())
+            texts = {axis: np.array(texts) for axis, texts in named._asdict().items() if texts}
+            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **texts})
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -276,10 +276,11 @@ def lede(config: Mapping[str, Any], summary: Mapping[str, Any], rows: list[dict[
         return "There is no config.json to say what was run."
     changed = overrides(residual)
     parts = [
-        f"A model of <b>{_count(model.get('depth', '?'), 'block')}</b>, width {escape(str(model.get('width', '?')))}, "
-        f"under the residual scheme <b>{escape(scheme_name(config))}</b>"
-        + (f" ({escape(', '.join(changed))})" if changed else "")
+        f"A model of <b>{_count(model.get('depth', '?'), 'block')}</b>, width {escape(str(model.get('width', '?')))}"
     ]
+    if residual.get("name"):  # a watched model of somebody else's has none
+        parts.append(f", under the residual scheme <b>{escape(scheme_name(config))}</b>")
+        parts.append(f" ({escape(', '.join(changed))})" if changed else "")
     if data.get("source"):
         parts.append(f", trained on {escape(str(data['source']))}")
     if optimizer.get("name"):

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resjax.health import findings
-from resjax.health.record import HealthRecord, site_names
+from resjax.health.record import HealthRecord
 
 ROWS = 16  # deeper models are shown as the first block, the last, and ranges of equal length between
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -127,7 +127,7 @@ def _columns(record: HealthRecord, kinds: set[str]) -> list[_Column]:
         ratio = record["update_ratio"]
         start, end = findings.at_start(ratio), findings.at_end(ratio)
         dead = (lambda v: v < findings.DEAD_RATIO) if "dead branches" in kinds else None
-        for i, name in enumerate(site_names(ratio.shape[2])):
+        for i, name in enumerate(record.site_names(ratio.shape[2])):
             columns.append(_Column("update/stream", name, end[:, [i]], start[:, [i]], dead))
     limits: tuple[tuple[str, str, str, float, Callable | None], ...] = (
         ("stream_rms", "stream", "RMS", 1, None),

@@ -72,7 +72,7 @@ class Loop:
         self.rollbacks = 0
 
     def _new_record(self) -> HealthRecord:
-        return HealthRecord(block_roles(self.parts.abstract.params))
+        return HealthRecord(roles=block_roles(self.parts.abstract.params))
 
     # ------------------------------------------------------------------ the steps
 

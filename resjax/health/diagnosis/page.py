@@ -14,7 +14,6 @@ from resjax.health.diagnosis.panels import Line, Panel, drawn, told
 from resjax.health.diagnosis.profiles import start_band
 from resjax.health.diagnosis.shown import studies_shown
 from resjax.health.findings import at_end, at_start
-from resjax.health.record import site_names
 from resjax.health.report import HERE, lede
 
 TEMPLATE = Path(__file__).with_name("doctor.html")
@@ -143,7 +142,7 @@ def of_figure(figure: figures.Figure, runs: Sequence[Diagnosis], names: Sequence
                 lines.append(Line(f"step {record.steps[0]}", of_site(at_start(values), site), "early", blocks))
             label = f"{name}, at the end" if len(runs) > 1 else f"at the end (step {record.steps[-1]})"
             lines.append(Line(label, of_site(at_end(values), site), ("late", "other")[index], blocks))
-        kind = "" if site is None else f", {site_names(shape[-1])[site]}"
+        kind = "" if site is None else f", {record.site_names(shape[-1])[site]}"
         panel = Panel(
             f"{figure.title}{kind}",
             figure.unit,

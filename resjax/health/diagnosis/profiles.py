@@ -198,7 +198,7 @@ def _rewriting(
     value = float(values[worst[0], worst[1]])
     return Finding(
         "rewriting layers",
-        sites_named(hit),
+        sites_named(case.record, hit),
         int(case.record.steps[0 if when == "at the start" else -1]),
         f"update/stream ratio {value:.3g} {when}, {value / beside:.2g} times that of its neighbours of the same kind "
         f"({beside:.2g})",
@@ -263,7 +263,7 @@ def restless(case: Case) -> list[Finding]:
         found.append(
             Finding(
                 "restless layers",
-                sites_named(hit),
+                sites_named(case.record, hit),
                 int(case.record.steps[-1]),
                 f"since step {first} the update/stream ratio {verb}: {TRENDS[verb].format(np.exp(values[worst]), np.exp(typical))}",
                 "Look at this block's gradient and step sizes beside the others'; a lower rate for its role, or for all, or clipping.",
@@ -314,7 +314,7 @@ def uneven_steps(case: Case) -> list[Finding]:
     if not hit.any():
         return []
     worst = np.unravel_index(int(np.where(hit, times, -np.inf).argmax()), times.shape)
-    roles = case.record.roles or tuple(f"role {i}" for i in range(times.shape[1]))
+    roles = case.record.axis_names(probe, times.shape[1])
     names = [f"{roles[i]} of {ranges(np.flatnonzero(hit[:, i]))}" for i in range(times.shape[1]) if hit[:, i].any()]
     return [
         Finding(
@@ -347,7 +347,7 @@ def biased_adds(case: Case) -> list[Finding]:
     return [
         Finding(
             "biased adds",
-            sites_named(hit),
+            sites_named(case.record, hit),
             case.last_step,
             f"signed mean error of an add {100 * signed[worst]:.2g} % beside {100 * mean[worst]:.2g} % unsigned",
             "Look for a truncating cast or accelerator mode at the residual add; keep the stream in float32, or round to nearest.",
@@ -374,7 +374,7 @@ def saturated_attention(case: Case) -> list[Finding]:
     worst = np.unravel_index(int(np.where(hit, logit, -np.inf).argmax()), logit.shape)
     found = Finding(
         "saturated attention",
-        sites_named(hit),
+        sites_named(case.record, hit),
         case.last_step,
         f"largest logit {logit[worst]:.3g}, entropy {entropy[worst]:.2g} of its largest",
         "Look at the norms of the query and key matrices; normalise queries and keys (model.qk_norm=True) or lower the rate.",
