@@ -96,7 +96,7 @@ def configuration(path: Path, given: str) -> dict[str, Any]:
 
 def until(record: HealthRecord, step: int) -> HealthRecord:
     """The rows up to ``step``."""
-    kept = HealthRecord()
+    kept = HealthRecord(record.sites, record.roles)
     names = list(record)
     for i in np.flatnonzero(record.steps <= step):
         kept.append(int(record.steps[i]), {name: record[name][i] for name in names})

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from resjax.health.record import HealthRecord, axis_names, drop_after, site_names
+from resjax.health.record import HealthRecord, drop_after, site_names
 
 
 def fill(record, steps, depth=3):
@@ -233,7 +233,7 @@ def test_names_of_roles_come_back_and_survive_a_cut(tmp_path):
     by_role(tmp_path, [0, 10, 20])
     read = HealthRecord.load(tmp_path)
     assert read.roles == ("q", "write") and set(read) == {"role_grad", "moved"} and not read.notes
-    assert axis_names("role_grad", 2, read.roles) == ("q", "write")
+    assert read.axis_names("role_grad", 2) == ("q", "write")
     assert drop_after(tmp_path, 10) == []
     cut = HealthRecord.load(tmp_path)
     assert cut.roles == ("q", "write") and cut["role_grad"][:, 0, 1].tolist() == [0, 10]
@@ -255,7 +255,7 @@ def test_chunks_from_before_and_arrays_unheard_of_load(tmp_path):
     assert read.steps.tolist() == [0, 1, 2, 3] and not read.notes and read.roles == ("q", "write")
     assert read.recorded("role_grad").tolist() == [False, False, True, True] and np.isnan(read["role_grad"][:2]).all()
     assert read["novelty"].shape == (4, 3, 5)
-    assert axis_names("role_grad", 3) == ("role 0", "role 1", "role 2"), "names that were lost"
+    assert HealthRecord().axis_names("role_grad", 3) == ("role 0", "role 1", "role 2"), "names that were lost"
 
 
 def test_other_roles_are_not_taken_for_the_same(tmp_path):
