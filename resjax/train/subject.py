@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.data import Pipeline
+from resjax.errors import Refused
 from resjax.health.studies.subject import Subject
 from resjax.models.lm import LM
 from resjax.train.rebuild import Again
@@ -65,11 +66,14 @@ class Trained:
         """The model after one more step.
 
         Raises:
-          Refused: the checkpoint is damaged.
+          Refused: there is no checkpoint of the step or before it, or the step is not finite.
         """
         state, _ = self.again.before(self.step + 1)
-        batch = self.again.programs.batch(self.again.pipeline.batch(int(state.cursor)))
-        state, _, _ = self.again.programs.step(state, batch, np.asarray(False))
+        while int(state.step) <= self.step:  # once, if the checkpoint is whole
+            batch = self.again.programs.batch(self.again.pipeline.batch(int(state.cursor)))
+            state, metrics, _ = self.again.programs.step(state, batch, np.asarray(False))
+            if bool(metrics["halted"]):
+                raise Refused(f"the step after step {self.step} of the run in '{self.folder}' is not finite")
         return nnx.merge(self.again.parts.graphdef, state.params)
 
 
