@@ -222,7 +222,7 @@ def test_massive_activations_and_costly_rounding(arrays):
     assert states_found(arrays, {"massive": study}) == []
     study["largest"][6] = 5000
     assert states_found(arrays, {"massive": study}) == ["massive activations"]
-    rounding = {"bfloat16": {"loss": 0.05}, "float16": {"loss": 0.0}}
+    rounding = {"loss": 2.0, "formats": {"bfloat16": {"loss": 0.05}, "float16": {"loss": 0.0}}}
     assert states_found(arrays, {"rounding": rounding}, dtype="bfloat16") == ["costly rounding"]
     assert states_found(arrays, {"rounding": rounding}, dtype="float16") == []
     assert states_found(arrays, {"rounding": rounding}) == []

@@ -100,10 +100,12 @@ class Trained:
         """
         again = self.again
         state, _ = again.before(self.step + 1)
-        state, metrics, _ = again.programs.step(
-            state, again.programs.batch(self.training_batch(self.step + 1)), np.asarray(False)
-        )
-        return nnx.merge(again.parts.graphdef, state.params) if bool(metrics["finite"]) else None
+        while int(state.step) <= self.step:  # once, if the checkpoint is whole
+            batch = again.programs.batch(self.training_batch(int(state.step) + 1))
+            state, metrics, _ = again.programs.step(state, batch, np.asarray(False))
+            if not bool(metrics["finite"]):
+                return None
+        return nnx.merge(again.parts.graphdef, state.params)
 
 
 def held_out(pipeline: Pipeline, tokens: int) -> np.ndarray:

@@ -99,7 +99,7 @@ def decoding(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
         return []
     accuracy, targets = np.asarray(found["accuracy"], np.float64), list(found["targets"])
     looks = ("late", "other", "early", "theory")
-    blocks = np.asarray(found.get("blocks", np.arange(accuracy.shape[1])))
+    blocks = np.asarray(found["points"])
     made = [
         Line(str(target), row, look, blocks[: len(row)])
         for target, row, look in zip(targets, accuracy, looks, strict=False)

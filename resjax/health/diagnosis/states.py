@@ -134,10 +134,10 @@ def massive(case: Case) -> list[Finding]:
 
 def rounding(case: Case) -> list[Finding]:
     """The dtype that the stream has costs loss against a float32 one."""
-    study = case.studies.get("rounding", {}).get(case.dtype)
-    if not isinstance(study, dict) or case.dtype == "float32":
+    formats = case.studies.get("rounding", {}).get("formats", {})
+    if case.dtype == "float32" or case.dtype not in formats:
         return []
-    change = float(study["loss"])
+    change = float(formats[case.dtype]["loss"])
     if not abs(change) > ROUNDING:
         return []
     return [

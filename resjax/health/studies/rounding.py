@@ -1,6 +1,6 @@
 """What would a narrower residual stream lose? The model again in float32, but for its residual adds, each of them rounded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,14 +26,15 @@ FORMATS: dict[str, tuple[str, str]] = {  # dtype, rounding
 FIGURES = ("swallowed", "update_error", "signed_error")
 
 
-def rounding(subject: Subject) -> dict[str, Any]:
+def rounding(subject: Subject, names: Sequence[str] = tuple(FORMATS)) -> dict[str, Any]:
     """Precision replay: the embedding, and what every site stores, rounded; all else in float32 (M12).
 
     One rounding a site: the sum is taken in float32. A norm after the add reads the rounded sum, and what it gives is rounded.
+    ``names`` are those of the formats that are asked for.
 
     Returns:
       loss: nats per token in float32.
-      formats: by name (``FORMATS``; float32 is the model itself, and rounds nothing):
+      formats: by name (float32, always among them, is the model itself, and rounds nothing):
         loss: rise of the loss.
         stream_error: |stream - that of float32| / |that of float32|, of the stream after the last block, over all its elements.
         swallowed: (depth, sites) share of non-zero update elements that leave no trace.
@@ -43,8 +44,8 @@ def rounding(subject: Subject) -> dict[str, Any]:
     """
     model = in_float32(subject.model)
     context = replace(subject.context, compute=jnp.dtype("float32"))
-    runs = {name: _program(replace(context, **_told(*form))) for name, form in FORMATS.items()}
-    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in FORMATS}
+    runs = {name: _program(replace(context, **_told(*FORMATS[name]))) for name in dict.fromkeys(("float32", *names))}
+    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     for batch in subject.batches:
         exact = None
         for name, run in runs.items():
