@@ -20,7 +20,8 @@ def studies_shown(cases: Sequence[Case], names: Sequence[str]) -> str:
         return ""
     steps = " and ".join(str(case.state) for case in cases if case.state is not None)
     about = f"Measured on held-out text at step {steps}."
-    return f'<section><h2>Studies of the state</h2><p class="about">{about}</p><div class="profiles">{body}</div></section>'
+    head = f'<h2>Studies of the state</h2><p class="about">{about}</p>'
+    return f'<section>{head}{numbers(cases[0])}<div class="profiles">{body}</div></section>'
 
 
 def lines(
@@ -33,9 +34,9 @@ def lines(
         if found is None:
             continue
         values = np.asarray(pick(dict(found)), np.float64)
-        blocks = np.asarray(found.get("blocks", np.arange(len(values))))
+        blocks = found.get("blocks", ())
         label = f"{run}: {name}" if len(cases) > 1 else name
-        made.append(Line(label, values, look, blocks[: len(values)]))
+        made.append(Line(label, values, look, np.asarray(blocks) if len(blocks) == len(values) else None))
     return made
 
 
@@ -53,8 +54,13 @@ def order(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
 
 def lens(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
     made = lines(cases, names, "lens", lambda found: found["loss"], "loss of the head read here")
+    settled = lines(cases, names, "lens", lambda found: found["settled"], "same likeliest token as at the end")
     what = "Held-out loss when the final norm and the head read the stream before a block (last: after all)."
-    return [Panel("Logit lens", "nats per token", what, made, axis="before block")] if made else []
+    what_settled = "Tokens whose likeliest next token, read before a block, is already that of the whole network."
+    return [
+        Panel("Logit lens", "nats per token", what, made, axis="before block"),
+        Panel("Settled tokens", "share", what_settled, settled, reach=(0.0, 1.0), axis="before block"),
+    ][: 2 if made else 0]
 
 
 def influence(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
@@ -108,7 +114,44 @@ def decoding(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
     return [Panel("Decodability", "accuracy", what, made, axis="before block")]
 
 
-PANELS = (ablation, order, lens, influence, massive, gradient, jacobian, decoding)
+def rounding(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
+    formats = cases[0].studies.get("rounding", {}).get("formats", {})
+    there = [(name, look) for name, look in (("bfloat16", "late"), ("float16", "other")) if name in formats]
+    made = []
+    for name, look in there:
+        bits = np.asarray(formats[name]["effective_bits"], np.float64)
+        made.append(Line(name, bits.reshape(-1), look, np.arange(bits.size) / max(1, bits.size // len(bits))))
+    what = "How many bits of each update would arrive in a stream of this format, all else in float32."
+    return [Panel("Precision replay", "effective bits", what, made)] if made else []
+
+
+PANELS = (ablation, order, lens, influence, massive, gradient, rounding, jacobian, decoding)
+
+# single numbers: study, key, what it is, its unit
+NUMBERS = (
+    ("ablation", "loss", "held-out loss", "nats per token"),
+    ("ablation", "effective_depth", "effective depth", "blocks that share the loss"),
+    ("similarity", "late", "angle of late layers", "over pi, median"),
+    ("gradient", "spread", "spread of the gradient", "largest over smallest"),
+    ("gradient", "slope", "slope of its logarithm", "per block"),
+    ("update", "change", "change by one step", "logits, mean length"),
+    ("steadiness", "ratio", "training over frozen SD", "of the loss, last 40 %"),
+)
+
+
+def numbers(case: Case) -> str:
+    """What the studies say in one number each."""
+    cells = []
+    for study, key, title, unit in NUMBERS:
+        value = case.studies.get(study, {}).get(key)
+        if isinstance(value, int | float) and np.isfinite(value):
+            cells.append(f"<div><dt>{title}</dt><dd>{value:.3g}</dd><small>{unit}</small></div>")
+    formats = case.studies.get("rounding", {}).get("formats", {})
+    for name in ("bfloat16", "float16", "bfloat16 truncating", "bfloat16 stochastic"):
+        if name in formats:
+            value = float(formats[name]["loss"])
+            cells.append(f"<div><dt>adds in {name}</dt><dd>{value:+.3g}</dd><small>nats of the loss</small></div>")
+    return f'<dl class="numbers">{"".join(cells)}</dl>' if cells else ""
 
 
 def matrices(case: Case) -> list[str]:
