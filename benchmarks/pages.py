@@ -1,6 +1,6 @@
 """Which pages of docs are made of measured numbers, and how?
 
-python -m benchmarks.pages     write docs/overhead.md from results/overhead.json
+python -m benchmarks.pages     write docs/overhead.md and docs/probes.md from results/overhead.json and results/probes.json, if there
 """
 
 import json
@@ -13,6 +13,9 @@ from benchmarks.outcomes import schemes
 ROOT = Path(__file__).resolve().parent.parent
 OVERHEAD = ROOT / "benchmarks" / "results" / "overhead.json"
 PAGE = ROOT / "docs" / "overhead.md"
+PROBES = ROOT / "benchmarks" / "results" / "probes.json"
+PROBES_PAGE = ROOT / "docs" / "probes.md"
+MEASURED = "<!-- measured: everything below is made by python -m benchmarks.pages -->"
 
 
 def overhead(sizes: Mapping[str, Mapping[str, Any]]) -> str:
@@ -38,6 +41,26 @@ def overhead(sizes: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def probes(text: str, sizes: Mapping[str, Mapping[str, Any]]) -> str:
+    """``text`` with what the groups of probes cost below its mark."""
+    lines = [
+        MEASURED,
+        "",
+        "Made by `python -m benchmarks.pages` from [the numbers](../benchmarks/results/probes.json), which `python benchmarks/probes.py` "
+        "measures: training steps in alternation with those of a program without probes, the median of 7 pairs (in brackets the smallest "
+        "and the largest). Sizes are depth x width x length x batch.",
+        "",
+        "| size | measured | time | milliseconds a step | temporary memory, MiB | compiled in, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, rows in sizes.items():
+        for name, row in rows.items():
+            time = f"{row['time']:.3f} ({row['times'][0]:.3f} to {row['times'][-1]:.3f})" if "time" in row else "1"
+            cells = (size, name, time, row.get("ms", "-"), row["temporary_mib"], row["compile_seconds"])
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return text.partition(MEASURED)[0] + "\n".join([*lines, ""])
+
+
 def costs(rows: Mapping[str, Any], label: str) -> tuple[str, str]:
     if label not in rows:
         return "-", "-"
@@ -50,6 +73,8 @@ def costs(rows: Mapping[str, Any], label: str) -> tuple[str, str]:
 
 def main() -> None:
     PAGE.write_text(overhead(json.loads(OVERHEAD.read_text())["sizes"]))
+    if PROBES.exists():
+        PROBES_PAGE.write_text(probes(PROBES_PAGE.read_text(), json.loads(PROBES.read_text())["sizes"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What is one block? Its sites in order, probed and tapped; as a whole or in the units that a backward pass can take back."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from resjax.residual import Connection, Context, Site, tap
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
-from resjax.residual.connection import coin
+from resjax.residual.connection import coin, measured, stored
 from resjax.residual.inside import Side
 
 Probes = dict[str, jax.Array]
@@ -73,7 +72,8 @@ class Block(nnx.Module):
         places = self.places(layer.index)
         if self.outer is None:
             with scope(places[unit]):
-                return *self.sites[unit].produce(stream, places[unit], layer.numbers[unit], context), {}
+                seen: Probes = {}
+                return *self.sites[unit].produce(stream, places[unit], layer.numbers[unit], context, seen=seen), seen
         with jax.named_scope("read"):
             read, memo = self.outer.read(stream, whole(places))
         views = {name: x for name, x in read.items() if name != "r"} if isinstance(read, dict) else None
@@ -84,11 +84,12 @@ class Block(nnx.Module):
             given_views = views if i == 0 else None  # the first sub-layer, attention, reads the views
             last = entry if site.last_in_block else None
             with scope(site):
-                update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views)
+                seen = {}
+                update, about, given = connection.produce(inner, site, layer.numbers[i], context, given_views, seen)
                 inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
             inner = watched(inner, i, layer, context)
             handed |= given
-            rows.append(probed(context, connection.carry, flow))
+            rows.append(seen | probed(context, connection.carry, flow))
         probes = stacked(rows)
         if context.measure_block is not None:
             probes |= measured(context, context.measure_block, entry, inner)
@@ -102,7 +103,7 @@ class Block(nnx.Module):
         if self.outer is not None:
             with jax.named_scope("add"):
                 stream, _ = self.outer.write(stream, memo, update, self._around(whole(places), context))
-            return stream, {}
+            return stored(stream, whole(places).s, context), {}
         site = places[unit]
         if self.spec.rows and update is not None:
             update = watched(update, unit, layer, context)
@@ -155,15 +156,3 @@ def probed(context: Context, carry: Carry, flow: Flow) -> Probes:
         return {}
     measure = context.measure
     return measured(context, lambda *parts: measure(carry.viewed(Flow(*parts))), *flow)
-
-
-def measured(context: Context, measure: Callable[..., Probes], *arrays: Any) -> Probes:
-    """``measure(*arrays)`` in the steps that measure, zeros in the others; never differentiated, never paid for in other steps."""
-    arrays = jax.lax.stop_gradient(arrays)
-    shapes = jax.eval_shape(measure, *arrays)
-    return jax.lax.cond(
-        jnp.asarray(context.on),
-        measure,
-        lambda *_: {name: jnp.zeros(value.shape, value.dtype) for name, value in shapes.items()},
-        *arrays,
-    )

@@ -35,7 +35,9 @@ def parser() -> Parser:
         "saved after Ctrl-C and SIGTERM.",
         allow_abbrev=False,
     )
-    made.add_argument("--config", metavar="FILE[:variant]", help="config file, with a variant if it has some")
+    made.add_argument(
+        "--config", metavar="FILE[:variant]", help="config file, with a variant if it has some; or the folder of a run"
+    )
     made.add_argument(
         "--workdir", metavar="DIR", help="the run's folder (default: runs/, with the config's name and the overrides)"
     )

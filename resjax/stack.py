@@ -22,6 +22,7 @@ from resjax.residual import (
     evaluate,
     start,
 )
+from resjax.residual.connection import stored
 from resjax.residual.inside import Chain, First, Side
 from resjax.residual.parameters import is_variable
 from resjax.residual.scheme import GAINS
@@ -43,8 +44,16 @@ class Fused(nnx.Module):
     def __init__(self, branches: list[Branch]):
         self.branches = nnx.List(branches)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        first, *more = [branch(x) for branch in self.branches]
+    @property
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The points of all of them and their feature shapes."""
+        return {name: shape for branch in self.branches for name, shape in getattr(branch, "slots", {}).items()}
+
+    def __call__(self, x: jax.Array, at: Any = None) -> jax.Array:
+        first, *more = [
+            branch(x, at) if at is not None and hasattr(branch, "slots") else branch(x)  # type: ignore[call-arg]
+            for branch in self.branches
+        ]
         return sum(more, start=first)
 
 
@@ -158,7 +167,7 @@ class Stack(nnx.Module):
         """
         side: Side = {}
         with jax.named_scope("open"):
-            stream, probes = self.carry.open(self.ends, embedded, self.units), []
+            stream, probes = stored(self.carry.open(self.ends, embedded, self.units), -1, context), []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
             taps = None if context.taps is None else context.taps[here]

@@ -41,7 +41,7 @@ def undoing_scan(blocks: Block, layers: Layer, stream: Any, context: Context) ->
 
     def backward(kept: tuple, gradients: tuple) -> tuple:
         blocks, numbers, taps, stream, given = kept
-        unmeasured = dataclasses.replace(told(given), measure=None, measure_block=None)
+        unmeasured = dataclasses.replace(told(given), measure=None, measure_block=None, observers=())
 
         def down(carried: tuple, x: tuple) -> tuple[tuple, tuple]:
             stream, gradient = carried

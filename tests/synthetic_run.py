@@ -1,6 +1,6 @@
 """A run's folder without a run: plausible files for tests of what reads them, and for looking at reports.
 
-python tests/synthetic_run.py FOLDER --depth=24 --rows=50 --scheme=pre_ln [--trouble]
+python tests/synthetic_run.py FOLDER --depth=24 --rows=50 --scheme=pre_ln [--trouble] [--more]
 """
 
 import argparse
@@ -69,9 +69,48 @@ def probe_rows(depth: int, rows: int, scheme: str = "pre_ln", seed: int = 0) -> 
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
 
+ROLES = ("q", "k", "v", "write", "fc_in", "norm_scale")
+
+
+def more_rows(depth: int, rows: int, seed: int = 2) -> dict[str, np.ndarray]:
+    """The arrays of all groups that health.groups adds, as a healthy run might have them."""
+    rng = np.random.default_rng(seed)
+    deep, done = np.linspace(0, 1, 2 * depth).reshape(1, depth, 2), np.linspace(0, 1, rows).reshape(-1, 1, 1)
+    noise = lambda *shape: np.exp(rng.normal(0, 0.06, shape or (rows, depth, 2)))  # noqa: E731
+    role = np.geomspace(0.3, 3, len(ROLES))
+    by_role = lambda value: value * role * noise(rows, depth, len(ROLES))  # noqa: E731
+    attention = np.array([1.0, np.nan])
+    ratio = 0.3 * np.exp(-2 * deep) * noise()
+    arrays = {
+        "token_cosine_centred": 0.1 * deep * (1 - done) + rng.normal(0, 0.01, (rows, depth, 2)),
+        "residual_frobenius": (0.98 - 0.3 * deep * done) * np.ones((rows, depth, 2)),
+        "residual_composite": (1.01 - 0.3 * deep * done) * noise(),
+        "growth": np.sqrt(1 + ratio**2),
+        "update_ratio_frobenius": ratio,
+        "effective_rank": 55 * (1 - 0.5 * deep * done) * noise(),
+        "stable_rank": 12 * (1 - 0.5 * deep * done) * noise(),
+        "participation_ratio": 30 * (1 - 0.5 * deep * done) * noise(),
+        "rank_collapse": 0.12 + 0.4 * deep * done * noise(),
+        "update_error": 2.5e-8 / ratio,
+        "effective_bits": -np.log2(2.5e-8 / ratio),
+        "mean_error": 2.1e-8 * noise(),
+        "signed_error": rng.normal(0, 1e-10, (rows, depth, 2)),
+        "headroom": 125 - 3 * deep * noise(),
+        "attention_entropy": (0.98 - 0.5 * deep * done * noise()) * attention,
+        "attention_largest_logit": (1 + 12 * done * noise()) * attention,
+        "attention_logit_std": (0.3 + 1.2 * done * noise()) * attention,
+        "role_grad": by_role(0.1 * (2 - deep[..., :1])),
+        "role_rms": by_role(0.05 + 0.02 * done),
+        "role_change": by_role(1e-3 * (1.1 - done)),
+        "role_moved": np.minimum(1, by_role(0.9 + 0 * done)),
+        "role_signal": 0.6 - 0.5 * done + rng.normal(0, 0.1, (rows, depth, len(ROLES))),
+    }
+    return {name: value.astype(np.float32) for name, value in arrays.items()}
+
+
 def record_of(arrays: dict[str, np.ndarray], every: int = 10) -> HealthRecord:
     """The arrays as a record, one row every so many steps from step 0."""
-    record = HealthRecord()
+    record = HealthRecord(roles=ROLES if "role_grad" in arrays else ())
     for i in range(len(arrays["finite"])):
         record.append(i * every, {name: value[i] for name, value in arrays.items()})
     return record
@@ -108,10 +147,14 @@ def write_run(
     every: int = 10,
     trouble: bool = False,
     done: bool = True,
+    more: bool = False,
 ) -> Path:
-    """A whole run's folder; with ``trouble`` it has a NaN cell, one branch driven high, and a non-finite end."""
+    """A whole run's folder; with ``trouble`` it has a NaN cell, one branch driven high, and a non-finite end; with ``more`` the
+    probes of all groups.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     arrays, steps = probe_rows(depth, rows, scheme), (rows - 1) * every
+    arrays |= more_rows(depth, rows) if more else {}
     if trouble:
         arrays["update_ratio"][rows // 2, depth // 3, 1] = 80
         arrays["stream_grad"][rows // 3, depth // 2, 0] = np.nan
@@ -169,5 +212,7 @@ if __name__ == "__main__":
     parser.add_argument("--scheme", default="pre_ln")
     parser.add_argument("--trouble", action="store_true")
     parser.add_argument("--unfinished", action="store_true")
+    parser.add_argument("--more", action="store_true")
     given = parser.parse_args()
-    write_run(given.folder, given.depth, given.rows, given.scheme, trouble=given.trouble, done=not given.unfinished)
+    how = {"trouble": given.trouble, "done": not given.unfinished, "more": given.more}
+    write_run(given.folder, given.depth, given.rows, given.scheme, **how)

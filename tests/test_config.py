@@ -203,7 +203,9 @@ def test_steps_and_shares_stay_apart():
 
 def test_names_have_one_form():
     groups = FIELDS["health.groups"]
-    for text in ("all", "forward,backward", "backward, forward", "(forward, backward)", "('forward')"):
+    assert groups.parse("all") == groups.choices == groups.check(["all"]) and len(groups.choices) == 8
+    assert groups.parse("ranks,forward") == ("forward", "ranks")
+    for text in ("forward,backward", "backward, forward", "(forward, backward)", "('forward')"):
         if "'" in text:
             refused(groups.parse, text)
         else:
@@ -830,8 +832,8 @@ def test_the_folder_is_readable_and_does_not_collide():
         assert folder == "runs" and re.fullmatch(r"[A-Za-z0-9.,=%+_-]+", base) and len(base) <= LONGEST
     assert default_folder("a/b/deep_preln.py") == "runs/deep_preln"
     assert default_folder("deep_preln.py:accelerator") == "runs/deep_preln-accelerator"
-    flags = [("optimizer.lr", "1e-3"), ("model.depth", "1e1"), ("health.groups", "all"), ("model.tied", "yes")]
-    expected = "runs/deep_preln,depth=10,tied=true,lr=0.001,health.groups=forward+backward"
+    flags = [("optimizer.lr", "1e-3"), ("model.depth", "1e1"), ("health.groups", "backward"), ("model.tied", "yes")]
+    expected = "runs/deep_preln,depth=10,tied=true,lr=0.001,health.groups=backward"
     assert default_folder("deep_preln.py", flags) == default_folder("deep_preln.py", flags[::-1]) == expected
     assert default_folder("x.py", [("seed", "1"), ("seed", "2")]) == "runs/x,seed=2"
     assert "model.depth" in refused(default_folder, "x.py", [("model.detph", "3")])

@@ -11,6 +11,8 @@ import pytest
 from benchmarks import outcomes, pages
 from resjax import catalogue, check
 from resjax.config.entry import entry
+from resjax.config.schema import HEALTH_GROUPS
+from resjax.health.record import FORWARD_PROBES, MORE_PROBES
 from resjax.listing import rows
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +27,21 @@ def test_the_page_of_the_catalogue_is_as_the_code_says():
 def test_the_pages_of_measured_numbers_are_as_the_numbers_say():
     overhead = pages.overhead(json.loads(pages.OVERHEAD.read_text())["sizes"])
     assert pages.PAGE.read_text() == overhead, "python -m benchmarks.pages"
+    if pages.PROBES.exists():
+        text, numbers = pages.PROBES_PAGE.read_text(), json.loads(pages.PROBES.read_text())["sizes"]
+        assert pages.probes(text, numbers) == text, "python -m benchmarks.pages"
     assert outcomes.PAGE.read_text() == outcomes.page(outcomes.read()), "python -m benchmarks.outcomes --table"
+
+
+def test_the_page_of_probes_names_all_of_them():
+    text = pages.PROBES_PAGE.read_text()
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| (.*?) \|", text, re.MULTILINE))
+    assert tuple(rows) == HEALTH_GROUPS
+    for group, names in MORE_PROBES.items():
+        assert tuple(re.findall(r"`(\w+)`", rows[group])) == names
+    assert {*FORWARD_PROBES} < {*re.findall(r"`(\w+)`", rows["forward"])}
+    made = pages.probes(text, {"1x8x8x1": {"health off": {"temporary_mib": 1.0, "compile_seconds": 2.0}}})
+    assert made.startswith(text.partition(pages.MEASURED)[0]) and "| 1x8x8x1 | health off | 1 |" in made
 
 
 def test_the_guidance_shows_the_example_and_names_what_exists():

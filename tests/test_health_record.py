@@ -217,3 +217,49 @@ def test_names_of_sites():
         and site_names(1) == ("block",)
         and site_names(3) == ("site 0", "site 1", "site 2")
     )
+
+
+# ---- arrays by role
+
+
+def by_role(folder, steps, roles=("q", "write"), **more):
+    record = HealthRecord(roles=roles)
+    for step in steps:
+        record.append(step, {"role_grad": np.full((3, len(roles)), step), "moved": 1.0} | more)
+    record.flush(folder)
+
+
+def test_names_of_roles_come_back_and_survive_a_cut(tmp_path):
+    by_role(tmp_path, [0, 10, 20])
+    read = HealthRecord.load(tmp_path)
+    assert read.roles == ("q", "write") and set(read) == {"role_grad", "moved"} and not read.notes
+    assert read.axis_names("role_grad", 2) == ("q", "write")
+    assert drop_after(tmp_path, 10) == []
+    cut = HealthRecord.load(tmp_path)
+    assert cut.roles == ("q", "write") and cut["role_grad"][:, 0, 1].tolist() == [0, 10]
+
+
+def test_a_chunk_without_arrays_by_role_names_none(tmp_path):
+    record = HealthRecord(roles=("q", "write"))
+    fill(record, [0])
+    path = record.flush(tmp_path)
+    assert "roles" not in np.load(path).files
+    assert HealthRecord.load(tmp_path).roles == ()
+
+
+def test_chunks_from_before_and_arrays_unheard_of_load(tmp_path):
+    """Groups may be switched on between sessions; what a later version adds is an array like any other."""
+    save(tmp_path, [0, 1])
+    by_role(tmp_path, [2, 3], novelty=np.ones((3, 5)))
+    read = HealthRecord.load(tmp_path)
+    assert read.steps.tolist() == [0, 1, 2, 3] and not read.notes and read.roles == ("q", "write")
+    assert read.recorded("role_grad").tolist() == [False, False, True, True] and np.isnan(read["role_grad"][:2]).all()
+    assert read["novelty"].shape == (4, 3, 5)
+    assert HealthRecord().axis_names("role_grad", 3) == ("role 0", "role 1", "role 2"), "names that were lost"
+
+
+def test_other_roles_are_not_taken_for_the_same(tmp_path):
+    by_role(tmp_path, [0])
+    by_role(tmp_path, [1], ("k", "v"))
+    read = HealthRecord.load(tmp_path)
+    assert read.steps.tolist() == [0] and "its roles are k, v, not q, write" in read.notes[0]

@@ -15,9 +15,11 @@ import pytest
 from resjax.errors import Refused
 from resjax.health import figures, normal, report, shrink, table
 from resjax.health.findings import examine
-from resjax.health.record import BLOCK_PROBES, SITE_PROBES, HealthRecord
+from resjax.health.record import BLOCK_PROBES, MORE_PROBES, ROLE_PROBES, SITE_PROBES, HealthRecord
 from resjax.residual import CATALOGUE
-from synthetic_run import config_of, probe_rows, record_of, write_run
+from synthetic_run import ROLES, config_of, more_rows, probe_rows, record_of, write_run
+
+MORE = {name for names in MORE_PROBES.values() for name in names}
 
 
 class Page(HTMLParser):
@@ -64,7 +66,50 @@ def healthy(tmp_path_factory):
     return read(write_run(tmp_path_factory.mktemp("runs") / "healthy", depth=12))
 
 
-def test_every_probe_has_its_figure_with_title_unit_and_sentence(healthy):
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    return read(write_run(tmp_path_factory.mktemp("runs") / "everything", depth=12, more=True))
+
+
+def test_groups_that_were_not_asked_for_are_not_spoken_of(healthy):
+    for group, _, members in figures.MORE:
+        assert f"<h2>{group}" not in healthy.text and not any(figure.title in healthy.text for figure in members)
+
+
+def test_panels_of_roles_and_of_attention(everything):
+    panels = {m["id"]: [panel["title"] for panel in m["panels"]] for m in everything.data["maps"]}
+    assert all(panels[name] == list(ROLES) for name in ROLE_PROBES)
+    assert all(panels[name] == ["attention"] for name in MORE_PROBES["attention"])
+    bias = next(m for m in everything.data["maps"] if m["id"] == "signed_error")
+    assert bias["range"] == [-1e-3, 1e-3], "white is 0"
+
+
+def test_a_part_of_the_groups(tmp_path):
+    """A group that was recorded shows what it has; a probe without any value is named, no other group is."""
+    folder = tmp_path / "run"
+    arrays = probe_rows(3, 4) | {name: more_rows(3, 4)[name] for name in MORE_PROBES["precision"]}
+    arrays["headroom"][:] = np.nan
+    record_of(arrays).flush(folder / "health")
+    page = read(folder)
+    assert {m["id"] for m in page.data["maps"]} & MORE == set(MORE_PROBES["precision"]) - {"headroom"}
+    assert "scheme has no such thing: Headroom of the stream." in page.text and "Effective rank" not in page.text
+
+
+def test_weights_without_gradient_after_a_bad_step_are_marked(tmp_path):
+    """Arrays by role have an axis of their own length beside those of sites."""
+    arrays = probe_rows(3, 4) | more_rows(3, 4)
+    arrays["finite"][2, 1, 1], arrays["role_grad"][2, 1] = 0, np.nan
+    figure = next(f for _, _, fs in figures.GROUPS for f in fs if f.probe == "role_grad")
+    cells = np.frombuffer(base64.b64decode(figures.heat(figure, record_of(arrays))["panels"][0]["cells"]), "<u2")
+    assert np.argwhere(cells.reshape(3, 4) == shrink.BAD).tolist() == [[1, 2]]
+
+
+def test_every_probe_has_its_figure_with_title_unit_and_sentence(healthy, everything):
+    assert {m["id"] for m in everything.data["maps"]} == {*SITE_PROBES, *BLOCK_PROBES, *MORE} - {"finite"}
+    for _, _, members in figures.MORE:
+        for figure in members:
+            assert figure.title in everything.text and figure.unit in everything.text and figure.what in everything.text
+            assert normal.normal(figure.probe, config_of(12)) in everything.text
     assert {m["id"] for m in healthy.data["maps"]} == {*SITE_PROBES, *BLOCK_PROBES} - {"finite"}
     assert {c["id"] for c in healthy.data["charts"]} == {
         "loss",
@@ -76,7 +121,7 @@ def test_every_probe_has_its_figure_with_title_unit_and_sentence(healthy):
         "final_rms",
         "moved",
     }
-    for _, _, members in figures.GROUPS:
+    for _, _, members in figures.USUAL:
         for figure in members:
             if figure.probe != "finite":
                 assert figure.title in healthy.text and figure.unit in healthy.text and figure.what in healthy.text
@@ -374,7 +419,7 @@ def test_accidents_are_marked_and_absences_are_not(tmp_path):
 
 
 def test_every_probe_has_a_sentence_for_every_scheme():
-    assert set(normal.NORMAL) == {*SITE_PROBES, *BLOCK_PROBES}
+    assert set(normal.NORMAL) == {*SITE_PROBES, *BLOCK_PROBES, *MORE}
     for probe in normal.NORMAL:
         for scheme in (*CATALOGUE, "unheard_of", "FILE.py:mine"):
             text = normal.normal(probe, config_of(24, scheme))

@@ -19,12 +19,12 @@ import runs
 from kit import fast
 from oracle import FORMS, Options, language_model
 from resjax import propagate
-from resjax.health.geometry_at_start import NAMES, geometry
 from resjax.models.lm import Shape, loss
 from resjax.propagation import cases, figure, measured, moments, result, table
 from resjax.propagation.branches import NoTheory
 from resjax.propagation.closed import closed_forms
 from resjax.propagation.meanfield import expected
+from resjax.propagation.measured import GEOMETRY, geometry
 from resjax.propagation.theory import curves
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults
 from resjax.train.writers import from_json, parse
@@ -167,8 +167,8 @@ def test_the_geometry_is_its_formulas(shape):
     h = rng.normal(size=shape) @ np.diag(np.linspace(0.1, 2, shape[-1])) + rng.normal(size=shape[-1])
     got = jax.jit(geometry)(jnp.asarray(h, jnp.float32))
     want = geometry_by_hand(h)
-    assert set(got) == set(NAMES)
-    for name in NAMES:
+    assert set(got) == set(GEOMETRY)
+    for name in GEOMETRY:
         tolerance = {"rel": 0.02} if name == "stable_rank" else {"rel": 1e-4, "abs": 1e-5}
         assert float(got[name]) == pytest.approx(want[name], **tolerance), name
     assert float(got["stable_rank"]) >= want["stable_rank"] * (
@@ -189,8 +189,11 @@ def test_the_geometry_of_extremes(scale):
     assert float(got["stable_rank"]) == pytest.approx(1, rel=1e-4)
     same = jnp.tile(jnp.asarray([0.3, -0.7, 1.1, 0.2]) * scale, (2, 5, 1))
     one = jnp.ones((1, 1, 4)) * scale
-    for collapsed in (same, one, 0 * same, same.at[0, 0, 0].set(jnp.nan)):
-        assert all(np.isnan(float(value)) for value in of(collapsed).values())
+    for collapsed in (same, one, 0 * same):
+        got = of(collapsed)
+        assert np.isnan(float(got["token_cosine_centred"])), "no direction is left"
+        assert float(got["participation_ratio"]) == float(got["stable_rank"]) == 0
+    assert all(np.isnan(float(value)) for value in of(same.at[0, 0, 0].set(jnp.nan)).values())
     half = of(jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 4)), jnp.bfloat16))
     assert all(value.dtype == jnp.float32 and np.isfinite(float(value)) for value in half.values())
 

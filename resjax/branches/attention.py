@@ -116,23 +116,43 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, at: At = unchanged) -> jax.
     result, not the weights: 12 % off the whole step at 12 x 256, length 256, on a CPU (measured in one run with the plain form).
     """
     length = q.shape[2]
+    look = getattr(at, "look", None)
     if getattr(at, "whole_scores", False):  # something stands at 'scores', and wants them whole
-        return _attend_block(q, k, v, 0, length, at)
+        return _attend_block(q, k, v, 0, length, at, look)
     count = max(1, min(QUERY_BLOCKS, length // SMALLEST_BLOCK))
-    bounds = [length * i // count for i in range(count + 1)]
-    return jnp.concatenate([_attend_block(q, k, v, first, end) for first, end in pairwise(bounds)], axis=2)
+    bounds = list(pairwise([length * i // count for i in range(count + 1)]))
+    if (
+        look is not None
+    ):  # who looks works them out once more, in the steps that measure, so that other steps keep nothing for it
+        look("scores", lambda q, k: [shown(scores_of(q, k, *block), *block) for block in bounds], q, k)
+    return jnp.concatenate([_attend_block(q, k, v, *block) for block in bounds], axis=2)
 
 
-def _attend_block(q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int, at: At = unchanged) -> jax.Array:
+def scores_of(q: jax.Array, k: jax.Array, first: int, end: int) -> jax.Array:
+    """The scores (B, H, end - first, end) of the queries from ``first`` to before ``end`` with the keys before ``end``."""
+    # float16 ends at 65,504, and a score may pass that
+    out = jnp.float32 if q.dtype == jnp.float16 else None
+    return exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
+
+
+def shown(scores: jax.Array, first: int, end: int) -> jax.Array:
+    """The same with minus infinity where a key comes after the query."""
+    visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
+    return jnp.where(visible, scores, -jnp.inf)
+
+
+def _attend_block(
+    q: jax.Array, k: jax.Array, v: jax.Array, first: int, end: int, at: At = unchanged, look: Any = None
+) -> jax.Array:
     """The queries from ``first`` to before ``end``, on the keys before ``end``."""
-    # float16 ends at 65,504: a score may pass that, and so may values summed over many keys before the division
+    # of float16: values summed over many keys before the division may pass 65,504
     out = jnp.float32 if v.dtype == jnp.float16 else None
     with jax.named_scope("scores"):
-        scores = exact(jnp.einsum("bhqc,bhkc->bhqk", q[:, :, first:end], k[:, :, :end], preferred_element_type=out))
-        scores = at("scores", scores)
+        scores = at("scores", scores_of(q, k, first, end))
     with jax.named_scope("softmax"):
-        visible = jnp.arange(end) <= jnp.arange(first, end)[:, None]
-        scores = jnp.where(visible, scores, -jnp.inf)
+        scores = shown(scores, first, end)
+        if look is not None:
+            look("scores", lambda scores: [scores], scores)
         weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     with jax.named_scope("values"):
         mixed = exact(jnp.einsum("bhqk,bhkc->bhqc", weights.astype(v.dtype), v[:, :, :end], preferred_element_type=out))

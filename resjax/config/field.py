@@ -61,7 +61,7 @@ class Field:
     def type_text(self) -> str:
         """The type, as a listing shows it."""
         if self.kind == "names":
-            text = f"some of {','.join(self.choices)}; all; none"
+            text = ",".join((*self.choices, "all", "none"))
         elif self.choices:
             text = "|".join(self.choices)
         else:

@@ -3,12 +3,12 @@
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ml_collections import ConfigDict
 
+from resjax.config import kept
 from resjax.config.field import show
 from resjax.config.load import split
 from resjax.config.schema import FIELDS, find
@@ -32,7 +32,7 @@ def default_folder(spec: str, overrides: Iterable[tuple[str, str]] = ()) -> str:
     values: dict[str, Any] = {}
     for field, text in overrides:
         values[field] = find(field).parse(text)
-    name = quote(Path(path).stem, safe=SAFE) + (f"-{quote(variant, safe=SAFE)}" if variant else "")
+    name = quote(kept.run_name(path), safe=SAFE) + (f"-{quote(variant, safe=SAFE)}" if variant else "")
     settings = "".join(f",{_short(path)}={quote(_text(values[path]), safe=SAFE)}" for path in FIELDS if path in values)
     whole = name + settings
     if len(whole) > LONGEST or any(one != one.lower() for one in map(_text, values.values())):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from resjax.config import kept
 from resjax.config.pyfile import execute, told
 from resjax.config.schema import find
 from resjax.config.tree import FLAG, Section, assign, default, flat
@@ -33,7 +34,8 @@ def load(
     """The configuration of a file, with flags applied: typed, locked and valid but for the residual scheme (scheme.py).
 
     The file has a function ``get_config()`` that changes and returns ``resjax.config.default()``. If it has variants it
-    takes the variant's name (None = none), and a tuple ``VARIANTS`` lists the names.
+    takes the variant's name (None = none), and a tuple ``VARIANTS`` lists the names. In its place may stand the folder of
+    a run, or its config.json: then it is that run's configuration.
 
     Args:
       spec: 'FILE[:variant]'.
@@ -65,6 +67,8 @@ def from_file(spec: str, function: str, missing: Any = None) -> Any:
       Refused: the file is missing or faulty, or has no such variant.
     """
     path, variant = split(spec)
+    if kept.place(path) is not None:
+        return missing
     module = execute(path, WHAT)
     if not callable(found := getattr(module, function, None)):
         return missing
@@ -77,10 +81,15 @@ def from_file(spec: str, function: str, missing: Any = None) -> Any:
 
 def variants(spec: str) -> tuple[str, ...]:
     """The variants that a config file lists."""
-    return tuple(getattr(execute(split(spec)[0], WHAT), "VARIANTS", ()))
+    path, _ = split(spec)
+    return () if kept.place(path) is not None else tuple(getattr(execute(path, WHAT), "VARIANTS", ()))
 
 
 def _from_file(path: str, variant: str | None) -> Section:
+    if (earlier := kept.place(path)) is not None:
+        if variant is not None:
+            raise Refused(f"--config is '{path}:{variant}', but a run has no variants; leave ':{variant}' out")
+        return kept.fields(earlier)
     module = execute(path, WHAT)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):

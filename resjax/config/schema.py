@@ -20,6 +20,7 @@ OPTIMIZER_READS = {
     "lion": ("b1", "b2"),
     "muon": ("momentum", "b1", "b2", "eps"),
 }
+HEALTH_GROUPS = ("forward", "backward", "tokens", "ranks", "precision", "attention", "roles", "optimizer")
 SCHEDULES = ("cosine", "constant", "linear", "inverse_sqrt", "steps")
 
 SECTIONS = {
@@ -218,8 +219,10 @@ _TABLE = [
         "health.groups",
         "names",
         ("forward", "backward"),
-        "What is measured: the forward pass (ratios, sizes, cosines), the backward pass (gradients); none = nothing.",
-        choices=("forward", "backward"),
+        "What is measured: the forward pass (ratios, sizes, cosines), the backward pass (gradients); beside these tokens (centred "
+        "cosine, residual norms, growth), ranks of the stream, precision (what adds lose), attention (entropy, logits), roles "
+        "(gradients and sizes of weights by role), optimizer (changes and gradient noise by role); all, or none = nothing.",
+        choices=HEALTH_GROUPS,
     ),
     Field("mesh.data", "int", -1, "Devices that share the batch; -1 = all that are left.", low=-1),
     Field("mesh.fsdp", "int", 1, "Devices that share the parameters; only 1 works in this version.", low=1),

@@ -1,5 +1,7 @@
 """How sharp is attention, and how large are the logits that it comes from? Figures of one site, from logits and mask (M13)."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -42,4 +44,23 @@ def attention_figures(logits: jax.Array, seen: jax.Array | None = None) -> dict[
         "entropy": token_mean(entropy, several),
         "largest_logit": jnp.where(jnp.isposinf(largest) | ~jnp.any(shown), jnp.nan, largest),
         "logit_std": jnp.sqrt(token_mean(variance, several)),
+    }
+
+
+def merged_figures(parts: Sequence[jax.Array]) -> dict[str, jax.Array]:
+    """:func:`attention_figures` of all queries at once, from the logits of some at a time: exactly the same, whatever the parts.
+
+    ``parts`` are (..., queries, keys) each, minus infinity where a key is not seen; their keys may differ in number.
+    """
+    figures = [attention_figures(part) for part in parts]
+    counts = jnp.stack([jnp.sum(jnp.sum(exact(part) != -jnp.inf, axis=-1) > 1) for part in parts]).astype(jnp.float32)
+
+    def mean(values: list[jax.Array]) -> jax.Array:
+        rows = jnp.stack(values)
+        return jnp.sum(jnp.where(counts > 0, rows * counts.astype(rows.dtype), 0)) / jnp.sum(counts).astype(rows.dtype)
+
+    return {
+        "entropy": mean([figure["entropy"] for figure in figures]),
+        "largest_logit": jnp.max(jnp.stack([figure["largest_logit"] for figure in figures])),
+        "logit_std": jnp.sqrt(mean([jnp.square(figure["logit_std"]) for figure in figures])),
     }

@@ -1,12 +1,13 @@
 """Which figures does a report have, and what goes into each? From the recorded arrays to small pictures and curves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from resjax.health import shrink
+from resjax.health.figure import Figure
+from resjax.health.figures_more import MORE
 from resjax.health.findings import bad_cells
 from resjax.health.record import HealthRecord
 
@@ -15,34 +16,8 @@ POINTS = 1200  # at most about so many points in a training curve
 CLAIMED_BAND = (0.01, 0.1)
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One probe as a picture.
-
-    Attributes:
-      probe: name of the array.
-      title, unit: as printed; ``axis`` is the short unit along the curves' axis.
-      what: one sentence that defines the quantity.
-      scale: 'log', 'linear', or 'signed' (linear, symmetric about 0).
-      layout: 'split' (one map a kind of site), 'stream' (sites interleaved in order of depth) or 'block' (one row a
-        block).
-      band: whether to draw the band 0.01-0.1 that is often claimed to be healthy.
-      reach: what the colour scale spans at least, so that values far below what matters do not look lively.
-    """
-
-    probe: str
-    title: str
-    unit: str
-    axis: str
-    what: str
-    scale: shrink.Scale
-    layout: Literal["split", "stream", "block"]
-    band: bool = False
-    reach: tuple[float, float] | None = None
-
-
 RATIO = "the length of {} divided by the length of {}"
-GROUPS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
+USUAL: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
     (
         "Updates",
         "What every site adds to the stream.",
@@ -176,6 +151,7 @@ GROUPS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
         ),
     ),
 )
+GROUPS = (*USUAL, *MORE)
 ENDS: tuple[tuple[str, str, str, shrink.Scale], ...] = (
     ("embed_rms", "Size of the embedding", "RMS of an element", "log"),
     ("final_rms", "Size after the final norm", "RMS of an element", "log"),
@@ -202,7 +178,7 @@ def heat(figure: Figure, record: HealthRecord) -> dict[str, Any] | None:
     values, bad = record[figure.probe], bad_cells(record, figure.probe)
     if not np.isfinite(values).any() or (figure.probe == "finite" and (values == 1).all()):
         return None
-    names = record.site_names(values.shape[2]) if values.ndim == 3 else ("block",)
+    names = record.axis_names(figure.probe, values.shape[2]) if values.ndim == 3 else ("block",)
     flat = lambda array: array.reshape(len(array), -1)  # noqa: E731
     if figure.layout == "split":
         parts = [(name, values[..., i], bad[..., i]) for i, name in enumerate(names)]

@@ -28,6 +28,7 @@ NEAR_LIMIT = 0.5
 # One learning rate cannot serve gradients a thousandfold apart; healthy deep stacks stay within one or two decades.
 GRADIENT_SPREAD = 1e3
 # Schemes whose branches start (nearly) shut on purpose.
+OPENED = 10.0  # ... and how far above a dead one most of them have to be, before those still shut are said to be dead
 STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup", "prores", "branchnorm"})
 SCALE_FIELDS = ("scale", "at")
 
@@ -48,8 +49,9 @@ def examine(
 
     Returns:
       ``{"verdict": "healthy" | "findings" | "unmeasured", "findings": [...]}``. A finding is ``{"kind", "where",
-      "step", "evidence", "advice"}``, all strings but ``step``: the recorded step it speaks of. "unmeasured" means that
-      not one step was recorded.
+      "step", "evidence", "advice"}``, all strings but ``step``: the recorded step it speaks of; and, where one number says
+      it, ``{"figure", "value", "range", "since"}``: name and worst value of what was measured, the pair of bounds that it
+      should keep (None = open), and the step since which it does not. "unmeasured" means that not one step was recorded.
     """
     if not len(record):
         return {"verdict": "unmeasured", "findings": []}
@@ -81,7 +83,9 @@ def bad_cells(record: HealthRecord, name: str) -> np.ndarray:
         accident &= record.recorded(name).reshape(-1, *[1] * (values.ndim - 1))
     elif "finite" in record and values.ndim > 1:
         broken = record["finite"] == 0
-        accident = np.isnan(values) & ~never & (broken if values.ndim == 3 else broken.any(axis=2))
+        if broken.shape != values.shape:  # one value a block, or one a block and role
+            broken = broken.any(axis=2, keepdims=values.ndim == 3)
+        accident = np.isnan(values) & ~never & broken
     return np.isinf(values) | accident
 
 
@@ -157,15 +161,22 @@ def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Findi
     ratio = record["update_ratio"]
     end = at_end(ratio)
     dead = end < DEAD_RATIO
-    if starts_shut(config):
-        dead &= ~(at_start(ratio) < DEAD_RATIO)
-    evidence = f"update/stream ratio {_span(end[dead])} at the end, below {DEAD_RATIO:g}"
+    if starts_shut(config):  # a branch that is still shut is dead where most of its kind have opened
+        opened = np.nanmedian(np.where(np.isfinite(end), end, 0.0), axis=0) >= OPENED * DEAD_RATIO
+        dead &= ~(at_start(ratio) < DEAD_RATIO) | opened
+    if not dead.any():
+        return []
+    below = ratio < DEAD_RATIO
+    steps = np.array([record.steps[since(below[:, block, site])] for block, site in np.argwhere(dead)])
+    when = f"since step {steps.min()}" + (f", all since step {steps.max()}" if steps.max() > steps.min() else "")
+    evidence = f"update/stream ratio {_span(end[dead])} at the end, below {DEAD_RATIO:g} {when}"
     advice = (
         "Test whether they matter: fork the run with their scale at 0 (residual.at) and compare the held-out loss. "
         "If they do not, the depth is wasted: a smaller stream (embedding, norm gain), a larger branch scale or "
         "output init, layer-norm scaling, or fewer blocks."
     )
-    return _at_sites("dead branches", dead, record, evidence, advice)
+    found = measured("update_ratio", end[dead].min(), (DEAD_RATIO, None), steps.min())
+    return _at_sites("dead branches", dead, record, evidence, advice, found)
 
 
 def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
@@ -182,7 +193,11 @@ def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
         else "Even float32 loses these updates: the stream is far too large against them; look at the embedding's "
         "size, the branch scale and the norms."
     )
-    return _at_sites("swallowed updates", lost, record, evidence, advice)
+    if not lost.any():
+        return []
+    rows = record["swallowed"][:, lost] > SWALLOWED_SHARE
+    found = measured("swallowed", end[lost].max(), (0.0, SWALLOWED_SHARE), record.steps[since(rows.all(axis=1))])
+    return _at_sites("swallowed updates", lost, record, evidence, advice, found)
 
 
 def token_collapse(record: HealthRecord) -> list[Finding]:
@@ -198,7 +213,7 @@ def token_collapse(record: HealthRecord) -> list[Finding]:
     if not len(rows) or not np.median(lowest[rows[-LAST_ROWS:]]) > COLLAPSED_COSINE:
         return []
     below = rows[lowest[rows] <= COLLAPSED_COSINE]
-    since = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
+    first_row = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
     evidence = (
         f"mean cosine between different tokens at least {lowest[rows[-1]]:.3f} at step {record.steps[rows[-1]]}, "
         f"above {COLLAPSED_COSINE:g}"
@@ -208,8 +223,10 @@ def token_collapse(record: HealthRecord) -> list[Finding]:
         "skip of attention at 1, lower the learning rate, lengthen the warm-up, or take pre_ln, sandwich_branch or "
         "deepnorm."
     )
-    where = f"{_ranges(range(first, depth))} (the last)"
-    return [_finding("token collapse", where, record.steps[since], evidence, advice)]
+    where = f"{ranges(range(first, depth))} (the last)"
+    step = record.steps[first_row]
+    found = measured("token_cosine", lowest[rows[-1]], (None, COLLAPSED_COSINE), step)
+    return [_finding("token collapse", where, step, evidence, advice) | found]
 
 
 def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
@@ -237,7 +254,8 @@ def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
         "scale below 1, a norm on the branch's output (sandwich_branch) or on the trunk, weight decay; look whether "
         "a few features carry it (massive activations)."
     )
-    return [_finding("stream blow-up", where, record.steps[row], evidence, advice)]
+    found = measured("stream_max", value, (None, bound), record.steps[row])
+    return [_finding("stream blow-up", where, record.steps[row], evidence, advice) | found]
 
 
 def gradient_spread(record: HealthRecord) -> list[Finding]:
@@ -252,7 +270,7 @@ def gradient_spread(record: HealthRecord) -> list[Finding]:
     low = np.unravel_index(int(np.where(known, end, np.inf).argmin()), end.shape)
     high = np.unravel_index(int(np.where(known, end, -np.inf).argmax()), end.shape)
     where = f"block {low[0]}, {names[low[1]]} (smallest) to block {high[0]}, {names[high[1]]} (largest)"
-    spread = "down to exactly 0"
+    spread, factor = "down to exactly 0", np.inf
     if end[low] > 0:
         factor = end[high] / end[low]
         spread = f"{factor:.2g}-fold" if factor < 100 else f"{factor:,.0f}-fold"
@@ -262,7 +280,13 @@ def gradient_spread(record: HealthRecord) -> list[Finding]:
         "deep stack): keep the skip at 1, use pre_ln or deepnorm. Large at the input: branches without norm or with "
         "large output init: scale them by 1/sqrt(2 depth)."
     )
-    return [_finding("gradient spread", where, record.steps[-1], evidence, advice)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flat = record["stream_grad"].reshape(len(record), -1)
+        spreads = np.where(np.isfinite(flat), flat, -np.inf).max(axis=1) / np.where(
+            np.isfinite(flat), flat, np.inf
+        ).min(axis=1)
+    found = measured("stream_grad", factor, (None, GRADIENT_SPREAD), record.steps[since(spreads > GRADIENT_SPREAD)])
+    return [_finding("gradient spread", where, record.steps[-1], evidence, advice) | found]
 
 
 def starts_shut(config: Mapping[str, Any]) -> bool:
@@ -288,18 +312,33 @@ def _finding(kind: str, where: str, step: Any, evidence: str, advice: str) -> Fi
     return {"kind": kind, "where": where, "step": int(step), "evidence": evidence, "advice": advice}
 
 
-def _at_sites(kind: str, hit: np.ndarray, record: HealthRecord, evidence: str, advice: str) -> list[Finding]:
-    """One finding for all sites (block, site) where ``hit``, named by ranges of blocks; none if there are none."""
-    if not hit.any():
-        return []
+def measured(figure: str, value: Any, bounds: tuple[float | None, float | None], step: Any) -> Finding:
+    """What a finding says in one number: the figure's name and value, the bounds it should keep, since which step it does not."""
+    return {"figure": figure, "value": float(value), "range": list(bounds), "since": int(step)}
+
+
+def since(hit: Any) -> int:
+    """Index of the first row of the unbroken stretch of ``hit`` (rows,) at the end; the last row where that does not hit."""
+    miss = np.flatnonzero(~np.asarray(hit))
+    return min(int(miss[-1]) + 1, len(hit) - 1) if len(miss) else 0
+
+
+def sites_named(record: HealthRecord, hit: np.ndarray) -> str:
+    """``attention of blocks 0-3; mlp of block 7``: the sites (block, site) where ``hit``."""
     names = record.site_names(hit.shape[1])
-    where = "; ".join(
-        f"{name} of {_ranges(np.flatnonzero(hit[:, i]))}" for i, name in enumerate(names) if hit[:, i].any()
-    )
-    return [_finding(kind, where, record.steps[-1], f"{evidence} ({int(hit.sum())} of {hit.size} sites)", advice)]
+    there = [(name, np.flatnonzero(hit[:, i])) for i, name in enumerate(names)]
+    return "; ".join(f"{name} of {ranges(blocks)}" for name, blocks in there if len(blocks))
 
 
-def _ranges(blocks: Iterable[int], most: int = 6) -> str:
+def _at_sites(
+    kind: str, hit: np.ndarray, record: HealthRecord, evidence: str, advice: str, more: Finding
+) -> list[Finding]:
+    """One finding for all sites (block, site) where ``hit``, named by ranges of blocks."""
+    evidence = f"{evidence} ({int(hit.sum())} of {hit.size} sites)"
+    return [_finding(kind, sites_named(record, hit), record.steps[-1], evidence, advice) | more]
+
+
+def ranges(blocks: Iterable[int], most: int = 6) -> str:
     """``blocks 0-3, 7``: increasing block numbers as ranges, at most ``most`` of them."""
     numbers = list(blocks)
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1] + 1]
@@ -332,7 +371,7 @@ def _over_rows(values: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> 
         return np.full(values.shape[1:], np.nan)
     chosen = values[pick(rows)].astype(np.float64)
     masked = np.ma.masked_invalid(chosen)
-    return np.ma.median(masked, axis=0).filled(np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
+    return np.ma.filled(np.ma.median(masked, axis=0), np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
 
 
 def _span(values: np.ndarray) -> str:

@@ -200,8 +200,114 @@ NORMAL: dict[str, dict[str, str]] = {
         "rezero": "{precision} Without a value at the start, when the updates are exactly 0.",
     },
     "finite": {ANY: "All finite, in every scheme."},
+    "token_cosine_centred": {
+        ANY: "Near 0, a little below for few tokens. It rises where the tokens of a sequence resemble one another more than those "
+        "of other sequences; near 1 they can hardly be told apart.",
+    },
+    "residual_frobenius": {
+        ANY: "Near 1 for unrelated tokens. A steady fall over depth towards 0 is rank collapse: what is left in common says "
+        "nothing about a token.",
+        "plain": "Falls fast over depth: without skips attention drives all tokens to one, doubly exponentially (Dong et al. "
+        "2021).",
+        "rezero": "The embedding's at every depth at the start.",
+    },
+    "residual_composite": {
+        ANY: "As the figure before it; few long tokens or features weigh more in it, and it may pass 1.",
+    },
+    "growth": {
+        ANY: "About sqrt(1 + r^2) for an update of ratio r at right angles to the stream: 1.005 at 0.1. Below 1 a site takes away.",
+        "plain": "How large the branch's output is beside its input: no skip holds it near 1.",
+        "post_ln": "About 1 but for the first site, because a norm follows every add.",
+        "sandwich_trunk": "About 1 but for the first site, because a norm follows every add.",
+        "deepnorm": "About 1 but for the first site, because a norm follows every add.",
+        "ngpt": "1 at every site, by construction: the stream stays on the sphere.",
+        "rezero": "Exactly 1 at the start, since every gain is 0.",
+    },
+    "update_ratio_frobenius": {
+        ANY: "Close to the mean over tokens while tokens are about equally long; far below it where a few tokens are very long "
+        "and hardly move.",
+        "rezero": "Exactly 0 at the start, since every gain is.",
+    },
+    "effective_rank": {
+        ANY: "At the start near the most there may be, the smaller of the width and the tokens less one a sequence; it falls "
+        "in training as features come to depend on one another. Near 1 in the last blocks is collapse.",
+        "plain": "Falls towards 1 within a few blocks, this scheme's known failure.",
+    },
+    "stable_rank": {
+        ANY: "Never above the participation ratio, which is never above the effective rank. One direction that outweighs the rest, "
+        "such as a feature with huge values, brings it near 1 though the others are there.",
+    },
+    "participation_ratio": {
+        ANY: "Between the stable and the effective rank; few strong directions lower it, many weak ones do not count.",
+    },
+    "rank_collapse": {
+        ANY: "A tenth or so at the start, since finite numbers of tokens are never even; above 0.9 few directions are left of many.",
+        "plain": "Rises towards 1 within a few blocks, this scheme's known failure.",
+    },
+    "update_error": {ANY: "{error}"},
+    "effective_bits": {ANY: "{bits}"},
+    "mean_error": {ANY: "{mean}"},
+    "signed_error": {
+        ANY: "0 but for noise, since adds round to nearest. As large as the figure before it and negative, the add truncates: "
+        "every one then shrinks the stream.",
+    },
+    "headroom": {
+        ANY: "{headroom}",
+    },
+    "attention_entropy": {
+        ANY: "Near 1 at the start, when logits are small; it falls as heads learn where to look. A block that stays near 0 attends "
+        "to single keys only: its gradient vanishes, and training often turns unstable.",
+    },
+    "attention_largest_logit": {
+        ANY: "Around 1 at the start and tens in training. Growth without end is a known cause of divergence; norms on queries and "
+        "keys (model.qk_norm) stop it.",
+    },
+    "attention_logit_std": {
+        ANY: "Below 1 at the start; when it passes 3 or so, most of the weight of a softmax goes to a few keys.",
+    },
+    "role_grad": {
+        ANY: "Compare one role over depth: within one or two decades in healthy stacks. A role that stands apart in one block is the "
+        "place to look.",
+    },
+    "role_rms": {
+        ANY: "Near its start for long: kernels begin at init.gain / sqrt(inputs), writes smaller, gains of norms at 1. Steady growth "
+        "of one role is held by weight decay only.",
+    },
+    "role_change": {
+        ANY: "Under Adam about the learning rate divided by the size of the weights; 1e-3 is a usual rule of thumb. A block or role "
+        "ten times above the others does not settle, one ten times below hardly learns.",
+    },
+    "role_moved": {
+        ANY: "1 or nearly in float32; less where bfloat16 parameters round small steps away, or no gradient arrives.",
+    },
+    "role_signal": {
+        ANY: "Scatters from step to step, also below 0: read its median. Near 1 early in training, when all samples pull one way; near 0 "
+        "later, where a larger batch would help.",
+    },
 }
 
+# By precision of the stream: a float32 figure is that of bfloat16 divided by 2^16, a float16 figure by 2^3.
+ERROR = {
+    "float32": "About 2.5e-8 divided by the update ratio.",
+    "bfloat16": "About 0.17 % divided by the update ratio: 1.7 % at a ratio of 0.1, 17 % at 0.01. Updates that are lost in part still "
+    "add up right in the mean while the add rounds to nearest.",
+    "float16": "About 0.02 % divided by the update ratio: 0.2 % at a ratio of 0.1, 2 % at 0.01.",
+}
+BITS = {
+    "float32": "About 22 at an update ratio of 0.1 and 18.6 at 0.01.",
+    "bfloat16": "About 6 at an update ratio of 0.1 and 2.6 at 0.01; at 0 the error is as large as the update.",
+    "float16": "About 9 at an update ratio of 0.1 and 5.6 at 0.01.",
+}
+MEAN = {
+    "float32": "2.1e-8, whatever the update.",
+    "bfloat16": "0.14 %, whatever the update.",
+    "float16": "0.018 %, whatever the update; more below 6e-5, where its numbers end.",
+}
+HEADROOM = {
+    "float32": "Above 100: float32 ends at 3.4e38.",
+    "bfloat16": "Above 100: bfloat16 ends where float32 does, at 3.4e38.",
+    "float16": "10 or more; below 1 the next doubling of the largest element overflows 65,504.",
+}
 PRECISION = {
     "float32": "Nearly 0: a float32 add loses an element only where the update is below some 5e-8 of the stream.",
     "bfloat16": "A bfloat16 add loses about 2 % of the elements at an update ratio of 0.1, 17 % at 0.01 and 78 % at "
@@ -209,6 +315,8 @@ PRECISION = {
     "float16": "A float16 add loses about 0.2 % of the elements at an update ratio of 0.1, 2 % at 0.01 and 22 % at "
     "0.001.",
 }
+
+BY_PRECISION = {"precision": PRECISION, "error": ERROR, "bits": BITS, "mean": MEAN, "headroom": HEADROOM}
 
 SCHEMES = tuple(sorted({scheme for sentences in NORMAL.values() for scheme in sentences if scheme != ANY}))
 
@@ -228,7 +336,10 @@ def normal(probe: str, config: Mapping[str, Any], stream_dtype: str = "float32")
         alpha=f" = {(2 * depth) ** 0.25:.2f}" if depth else "",
         beta=f" = {(8 * depth) ** -0.25:.2f}" if depth else "",
         limit=f" = {sqrt(width):.3g}" if width else "",
-        precision=PRECISION.get(stream_dtype, f"Depends on the precision of the stream, {stream_dtype} here."),
+        **{
+            name: texts.get(stream_dtype, f"Depends on the precision of the stream, {stream_dtype} here.")
+            for name, texts in BY_PRECISION.items()
+        },
     )
     changes = overrides(residual)
     if like != ANY and (added or changes):

@@ -1,8 +1,9 @@
 """Where do a run's probe arrays live on disk, and how are they read back?
 
-``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8
-digits), each with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; of a model with sites of
-its own also ``sites``, their names. Chunks are never rewritten while a run goes on.
+``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8 digits), each
+with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; where arrays go by role, also ``roles``, the
+names of their last axis; of a model with sites of its own also ``sites``, their names. Chunks are never rewritten while a run
+goes on.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +32,33 @@ FORWARD_PROBES = (  # (block, site)
 SITE_PROBES = (*FORWARD_PROBES, "stream_grad")  # (block, site)
 BLOCK_PROBES = ("update_ratio_block", "param_grad_block")  # (block,)
 STEP_PROBES = ("embed_rms", "embed_grad", "final_rms", "moved")  # ()
+# What there is only where health.groups asks for it, by group.
+MORE_PROBES: dict[str, tuple[str, ...]] = {
+    "tokens": ("token_cosine_centred", "residual_frobenius", "residual_composite", "growth", "update_ratio_frobenius"),
+    "ranks": ("effective_rank", "stable_rank", "participation_ratio", "rank_collapse"),
+    "precision": ("update_error", "effective_bits", "mean_error", "signed_error", "headroom"),
+    "attention": ("attention_entropy", "attention_largest_logit", "attention_logit_std"),
+    "roles": ("role_grad", "role_rms"),  # (block, role), as those of the next
+    "optimizer": ("role_change", "role_moved", "role_signal"),
+}
+ROLE_PROBES = (*MORE_PROBES["roles"], *MORE_PROBES["optimizer"])
 
 CHUNK = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 UNFINISHED = ".tmp"
-SITES = "sites"
 # What NumPy and zipfile raise on a damaged chunk; the last is zipfile's for a compression method that does not exist.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+class Names(NamedTuple):
+    """What is called how along the arrays' last axes; empty where nothing says so.
+
+    Attributes:
+      sites: of a model whose sites are not those of :func:`site_names`.
+      roles: of ``ROLE_PROBES``.
+    """
+
+    sites: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
 
 def site_names(count: int) -> tuple[str, ...]:
@@ -49,19 +71,20 @@ class HealthRecord:
 
     Attributes:
       notes: one line for everything that :meth:`load` skipped, and why.
-      sites: names of a block's sites where they are not those of :func:`site_names`; else None.
+      sites: names of a block's sites where they are not those of :func:`site_names`; else empty.
+      roles: names of the last axis of ``ROLE_PROBES``; empty where no such array was recorded.
     """
 
-    def __init__(self, sites: Sequence[str] | None = None) -> None:
-        self.sites: tuple[str, ...] | None = None if sites is None else tuple(sites)
+    def __init__(self, sites: Sequence[str] = (), roles: Sequence[str] = ()) -> None:
         self.notes: list[str] = []
+        self.sites, self.roles = tuple(sites), tuple(roles)
         self._steps = np.zeros(0, np.int64)
         self._arrays: dict[str, np.ndarray] = {}
         self._missing: dict[str, np.ndarray] = {}
         self._pending: list[tuple[int, dict[str, np.ndarray]]] = []
 
     def append(self, step: int, arrays: Mapping[str, Any]) -> None:
-        """Adds one recorded step: arrays of shape (block, site), (block,) or (), of any real dtype, kept as float32.
+        """Adds one recorded step: arrays of shape (block, site), (block, role), (block,) or (), of any real dtype, kept as float32.
 
         Raises:
           ValueError: the step does not follow the last one, or a shape or name differs from the row before.
@@ -89,9 +112,7 @@ class HealthRecord:
         steps = np.array([step for step, _ in self._pending], np.int64)
         names = self._pending[0][1]
         arrays = {name: np.stack([row[name] for _, row in self._pending]) for name in names}
-        if self.sites is not None:
-            arrays[SITES] = np.array(self.sites)
-        path = _write(Path(folder), steps, arrays)
+        path = _write(Path(folder), steps, arrays, Names(self.sites, self.roles))
         self._pending = []
         return path
 
@@ -110,7 +131,7 @@ class HealthRecord:
         shapes: dict[str, tuple[int, ...]] = {}
         for path in _chunks(folder):
             try:
-                steps, arrays, sites = _read(path, names)
+                steps, arrays, called = _read(path, names)
             except UNREADABLE as error:
                 record.notes.append(f"{path.name}: cannot be read ({_one_line(error)}), skipped")
                 continue
@@ -118,8 +139,16 @@ class HealthRecord:
             if odd := [name for name, shape in here.items() if shapes.setdefault(name, shape) != shape]:
                 record.notes.append(f"{path.name}: {odd[0]} has shape {here[odd[0]]}, not {shapes[odd[0]]}, skipped")
                 continue
+            held = Names(record.sites, record.roles)
+            odd_names = [
+                axis for axis in Names._fields if len({*filter(None, (getattr(held, axis), getattr(called, axis)))}) > 1
+            ]
+            if odd_names:
+                mine, theirs = (", ".join(getattr(side, odd_names[0])) for side in (held, called))
+                record.notes.append(f"{path.name}: its {odd_names[0]} are {theirs}, not {mine}, skipped")
+                continue
             chunks.append((steps, arrays))
-            record.sites = sites or record.sites
+            record.sites, record.roles = held.sites or called.sites, held.roles or called.roles
         if chunks:
             record._join(chunks, shapes)
         return record
@@ -158,7 +187,13 @@ class HealthRecord:
 
     def site_names(self, count: int) -> tuple[str, ...]:
         """Names of the model's sites, in the order of the arrays' last axis, of which there are ``count``."""
-        return self.sites if self.sites is not None and len(self.sites) == count else site_names(count)
+        return self.sites if len(self.sites) == count else site_names(count)
+
+    def axis_names(self, probe: str, count: int) -> tuple[str, ...]:
+        """Names along the last axis of a probe's array: of sites, or of roles."""
+        if probe not in ROLE_PROBES:
+            return self.site_names(count)
+        return self.roles if len(self.roles) == count else tuple(f"role {i}" for i in range(count))
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or any(name in row for _, row in self._pending)
@@ -194,13 +229,12 @@ def drop_after(folder: str | os.PathLike, step: int) -> list[str]:
             path.unlink()
             continue
         try:
-            steps, arrays, sites = _read(path, None)
+            steps, arrays, called = _read(path, None)
         except UNREADABLE as error:
             notes.append(f"{path.name}: cannot be read ({_one_line(error)}), left as it is")
             continue
         keep = steps <= step
-        kept = {name: value[keep] for name, value in arrays.items()}
-        _write(folder, steps[keep], kept if sites is None else kept | {SITES: np.array(sites)})
+        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, called)
         path.unlink()
     return notes
 
@@ -215,28 +249,31 @@ def _chunks(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if CHUNK.fullmatch(path.name)), key=_span)
 
 
-def _read(
-    path: Path, names: Collection[str] | None
-) -> tuple[np.ndarray, dict[str, np.ndarray], tuple[str, ...] | None]:
+def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], Names]:
+    """Steps, arrays, and the names along their axes."""
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as chunk:
         if not isinstance(chunk, np.lib.npyio.NpzFile):
             raise ValueError("not an npz file")
         steps = chunk["steps"].astype(np.int64)
-        wanted = [name for name in chunk.files if names is None or name in names]
-        arrays = {name: chunk[name] for name in wanted if name not in ("steps", SITES)}
-        sites = tuple(str(name) for name in chunk[SITES]) if SITES in chunk.files else None
+        called = Names(*(tuple(map(str, chunk[axis])) if axis in chunk.files else () for axis in Names._fields))
+        wanted = [
+            name for name in chunk.files if name not in ("steps", *Names._fields) and (names is None or name in names)
+        ]
+        arrays = {name: chunk[name] for name in wanted}
     if steps.ndim != 1 or any(value.shape[:1] != steps.shape for value in arrays.values()):
         raise ValueError("its arrays disagree about the number of steps")
-    return steps, arrays, sites
+    return steps, arrays, called
 
 
-def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray]) -> Path:
+def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], called: Names) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{steps[0]:08d}-{steps[-1]:08d}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays})
+            named = Names(called.sites, called.roles if any(name in arrays for name in ROLE_PROBES) else ())
+            texts = {axis: np.array(texts) for axis, texts in named._asdict().items() if texts}
+            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **texts})
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -208,6 +208,8 @@ def health_sections(
         return [], '<p class="left-out">No step has been recorded yet: health/ is missing or empty.</p>'
     maps, html = [], []
     for group, about, members in figures.GROUPS:
+        if (group, about, members) in figures.MORE and not any(figure.probe in record for figure in members):
+            continue  # not asked for
         places, left_out, missing = [], [], []
         for figure in members:
             drawn = figures.heat(figure, record) if figure.probe in record else None

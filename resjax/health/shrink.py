@@ -94,7 +94,9 @@ def colour_range(picture: Picture, scale: Scale, reach: tuple[float, float] | No
     """
     low, high = picture.low, picture.high
     if reach:
-        return min(low, reach[0]), max(high, reach[1])
+        low, high = min(low, reach[0]), max(high, reach[1])
+    if reach and scale != "signed":
+        return low, high
     if scale == "signed":
         most = max(abs(low), abs(high), 1e-3)
         return -most, most

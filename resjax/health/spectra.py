@@ -7,6 +7,7 @@ common offset is no direction, and N rows span at most N - 1. ``mask`` (..., row
 Accuracy inside a program (float32): the participation ratio to 1e-5, the stable rank as :func:`largest_eigenvalue` says. The effective
 rank and the collapse score count no direction whose singular value is below sqrt(n eps) of the largest, n = min(rows, width), at least 16:
 0.3 % at 64, 1 % at 1,024; those above are right to 1e-4 or so. :func:`ranks_on_host` has float64 and a singular value decomposition.
+Nothing here calls LAPACK, which inside programs may wait for ever; see :mod:`resjax.health.tridiagonal`.
 
 Extreme cases: rows that are the same but for rounding (see ``geometry.alike``), and a single row, have rank 0 once centred, by every
 measure; so has a matrix of zeros; their collapse is 1. One row has no collapse: NaN. A row with NaN or an infinity, or no row, gives NaN.
@@ -21,6 +22,7 @@ from jax import lax
 from jax.scipy.special import entr
 
 from resjax.health.geometry import NOISE, alike, centred, magnitude, number_of_rows, visible
+from resjax.health.tridiagonal import eigenvalues, tridiagonal
 from resjax.residual.precision import exact
 
 SQUARINGS, STEPS = 3, 48  # of the power iteration: 2^3 at a time, 384 in all
@@ -92,11 +94,7 @@ def stable_rank(x: jax.Array, mask: jax.Array | None = None, centre: bool = True
 
 
 def effective_rank(x: jax.Array, mask: jax.Array | None = None, centre: bool = True) -> jax.Array:
-    """exp(-sum p log p), p the singular values divided by their sum (Roy and Vetterli 2007).
-
-    One eigenvalue decomposition (LAPACK on a CPU), one matrix after the other: at most one such call a program, not under vmap; where
-    more are wanted, :func:`ranks_on_host`.
-    """
+    """exp(-sum p log p), p the singular values divided by their sum (Roy and Vetterli 2007): all eigenvalues of the Gram matrix."""
     return _effective(gram(x, mask, centre))
 
 
@@ -105,13 +103,13 @@ def collapse(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     strong, as can be; 1 for identical rows.
 
     Two opposite rows score 0, since one direction is all they could have; N Gaussian rows of width d score near 0 for N << d or
-    N >> d, and about 0.12 at N = 1,024, d = 768. One decomposition, as :func:`effective_rank`.
+    N >> d, and about 0.12 at N = 1,024, d = 768. All eigenvalues, as :func:`effective_rank`.
     """
     return ranks(x, mask)["collapse"]
 
 
 def ranks(x: jax.Array, mask: jax.Array | None = None, centre: bool = True) -> dict[str, jax.Array]:
-    """All of them from one Gram matrix: effective_rank, stable_rank, participation_ratio, collapse. One decomposition.
+    """All of them from one Gram matrix: effective_rank, stable_rank, participation_ratio, collapse.
 
     Without centring, the attainable rank is min(rows, width), and identical rows are one direction, not none.
     """
@@ -130,14 +128,16 @@ def _stable(of: Gram) -> jax.Array:
 
 
 def _effective(of: Gram) -> jax.Array:
-    n = of.matrix.shape[-1]
-    # one after the other: a batched call may wait for ever on the thread pool that it is itself run by
-    flat = lax.map(jnp.linalg.eigvalsh, of.matrix.reshape(-1, n, n))
-    values = flat.reshape(*of.matrix.shape[:-2], n)
+    return of.rank(_from_eigenvalues(eigenvalues(tridiagonal(of.matrix))))
+
+
+def _from_eigenvalues(values: jax.Array) -> jax.Array:
+    """The effective rank from the squared singular values (..., n), those left out that may be noise."""
+    n = values.shape[-1]
     least = max(n, 16) * float(jnp.finfo(values.dtype).eps) * jnp.max(values, axis=-1, keepdims=True, initial=0)
     singular = jnp.sqrt(jnp.where(values > least, values, 0))
     share = singular / jnp.sum(singular, axis=-1, keepdims=True)
-    return of.rank(jnp.exp(jnp.sum(entr(share), axis=-1)))
+    return jnp.exp(jnp.sum(entr(share), axis=-1))
 
 
 def largest_eigenvalue(matrix: jax.Array) -> jax.Array:
@@ -163,6 +163,41 @@ def largest_eigenvalue(matrix: jax.Array) -> jax.Array:
 
     v = lax.fori_loop(0, STEPS, step, jnp.broadcast_to(jnp.asarray(start, matrix.dtype), (*matrix.shape[:-1], 1)))
     return jnp.squeeze(product_over_rows(v, product(matrix, v)), (-2, -1)) / jnp.sum(jnp.square(v), axis=(-2, -1))
+
+
+# ---- ranks of many streams: what is left of each, and all together at the end
+
+
+def residual_form(stream: jax.Array) -> tuple[jax.Array, int]:
+    """What the ranks of res(X) are worked out from, and the largest rank there may be; X the tokens of a stream (batch, ..., width).
+
+    res(X) is taken of each sample apart, as in Dong et al. 2021 (2103.03404), so that samples whose own tokens are the same have no
+    direction left, whatever sets them apart; the rows of all samples are then one matrix. Returned are the 2 n numbers of the
+    :func:`~resjax.health.tridiagonal.tridiagonal` form of its Gram matrix, n = min(tokens, width), of trace 1; zeros where nothing is
+    left (but for rounding), NaN with a NaN.
+    """
+    tokens = stream.reshape(stream.shape[0], -1, stream.shape[-1])
+    left = centred(tokens)
+    left = jnp.where(alike(tokens, left)[:, None, None], 0, left)
+    of = gram(left.reshape(-1, left.shape[-1]), centre=False)
+    attainable = min(len(tokens) * (tokens.shape[1] - 1), tokens.shape[2])
+    return jnp.where(of.known, tridiagonal(of.matrix), jnp.nan), attainable
+
+
+def ranks_of_forms(forms: jax.Array, attainable: jax.Array) -> dict[str, jax.Array]:
+    """:func:`ranks` of all the matrices whose forms (..., 2, n) are given, with the largest rank (...) that each may have."""
+    diagonal, beside = forms[..., 0, :], forms[..., 1, :]
+    known, nothing = jnp.all(jnp.isfinite(forms), axis=(-2, -1)), jnp.all(forms == 0, axis=(-2, -1))
+
+    def rank(value: jax.Array) -> jax.Array:
+        return jnp.where(known, jnp.where(nothing, 0, value), jnp.nan)
+
+    values, trace = eigenvalues(forms), jnp.sum(diagonal, axis=-1)
+    squares = jnp.sum(jnp.square(diagonal) + 2 * jnp.square(beside), axis=-1)
+    effective = rank(_from_eigenvalues(values))
+    possible = jnp.where(attainable > 0, attainable, jnp.nan)
+    found = effective, rank(trace / values[..., -1]), rank(jnp.square(trace) / squares), 1 - effective / possible
+    return dict(zip(RANKS, found, strict=True))
 
 
 def ranks_on_host(x: np.ndarray, mask: np.ndarray | None = None, centre: bool = True) -> dict[str, np.ndarray]:
@@ -220,3 +255,22 @@ def cka(x: jax.Array, y: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     value = cross / jnp.sqrt(jnp.sum(jnp.square(own_x)) * jnp.sum(jnp.square(own_y)))
     comparable = of_x[1] & of_y[1] & ~of_x[0] & ~of_y[0]
     return jnp.where(comparable, value, jnp.nan)
+
+
+def cka_of_pairs(streams: jax.Array) -> jax.Array:
+    """:func:`cka` of every pair of streams (n, ..., width), (n, n); each is prepared once and each pair is compared once."""
+    n = len(streams)
+    rows = streams.reshape(n, -1, streams.shape[-1])
+    left, nothing, known = prepared(rows, None, True)
+    first, second = np.triu_indices(n)
+    by_rows = rows.shape[1] <= rows.shape[2]  # the smaller of the two products
+
+    def cross(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, y = left[pair[0]], left[pair[1]]
+        return jnp.sum(product(x, x.T) * product(y, y.T)) if by_rows else jnp.sum(jnp.square(product_over_rows(x, y)))
+
+    crossed = lax.map(cross, (jnp.asarray(first), jnp.asarray(second)))
+    table = jnp.zeros((n, n), crossed.dtype).at[first, second].set(crossed).at[second, first].set(crossed)
+    own = jnp.sqrt(jnp.diagonal(table))
+    there = known & ~nothing
+    return jnp.where(there[:, None] & there, table / (own[:, None] * own), jnp.nan)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.block import Probes, measured
+from resjax.block import Probes
 from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
-from resjax.residual.connection import dropout
+from resjax.residual.connection import dropout, measured
 from resjax.residual.gains import LearnedGain
 from resjax.residual.parameters import kernel
 from resjax.residual.precision import exact, rms, wide
@@ -119,7 +119,7 @@ class LM(nnx.Module):
             h = tap(h, embed_tap, jnp.asarray(context.on))
         last, probes = self.stack(h, context)
         with jax.named_scope("final_norm"):
-            final = last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
+            final = self.final(last, context)
         if context.measure is not None:
             probes = probes | measured(context, ends, h, final)
         with jax.named_scope("head"):
@@ -147,6 +147,10 @@ class LM(nnx.Module):
         logits, probes = self(batch[:, :-1], context, embed_tap)
         with jax.named_scope("loss"):
             return loss(logits, batch[:, 1:]), probes
+
+    def final(self, last: jax.Array, context: Context) -> jax.Array:
+        """(B, T, D) after the last block -> the head's input."""
+        return last.astype(context.compute) if self.final_norm is None else self.final_norm(last, context.compute)
 
     def logits(self, final: jax.Array) -> jax.Array:
         """(B, T, D) after the final norm -> (B, T, V), float32 sums."""

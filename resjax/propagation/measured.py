@@ -4,7 +4,7 @@ Nothing is trained: step 0, in training (dropout and stochastic depth draw), the
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from resjax.health.geometry_at_start import NAMES as GEOMETRY
-from resjax.health.geometry_at_start import geometry
-from resjax.health.probes import measure, token_cosine
+from resjax.health.geometry import token_cosine
+from resjax.health.probes import measure, narrowed
+from resjax.health.spectra import participation_ratio, stable_rank
 from resjax.models.lm import KINDS
 from resjax.propagation.cases import Case
 from resjax.residual import Context, Flow, Rule, Site, evaluate
@@ -24,6 +24,8 @@ from resjax.residual.scheme import GAINS
 from resjax.train.assemble import quick_start
 from resjax.train.numbers import with_numbers
 
+# of one array, about the mean over all its tokens; see :func:`geometry`
+GEOMETRY = ("token_cosine_centred", "participation_ratio", "stable_rank")
 # (block, site); the last is measured on the way back
 SITE = ("stream_rms", "update_rms", "update_ratio", "update_cosine", "token_cosine", *GEOMETRY, "finite", "stream_grad")
 ENDS = ("embed_rms", "embed_token_cosine", *(f"embed_{name}" for name in GEOMETRY), "final_rms", "embed_grad", "loss")
@@ -46,13 +48,13 @@ class Measured:
     seconds: float
 
 
-def measured(case: Case) -> Measured:
-    """Compile and run ``case`` under each of its seeds."""
+def measured(case: Case, tokens: Iterable[np.ndarray] | None = None) -> Measured:
+    """Compile and run ``case`` under each of its seeds, on ``tokens``, a batch (batch, length + 1) a seed; None = random ones."""
     began = time.monotonic()
     draw, run = _programs(case)
     compiled = time.monotonic()
     found = []
-    for seed, batch in zip(case.seeds, batches(case), strict=True):
+    for seed, batch in zip(case.seeds, batches(case) if tokens is None else tokens, strict=True):
         number = np.uint32(seed)
         params = draw(number, batch)
         found.append(jax.device_get(run(params, number, batch)))
@@ -113,6 +115,17 @@ def _programs(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
     params = parts.abstract.params
     drawn = jax.jit(draw, compiler_options=quick_start(params)).lower(seed, batch).compile()
     return drawn, jax.jit(run).lower(params, seed, batch).compile()
+
+
+def geometry(stream: jax.Array) -> dict[str, jax.Array]:
+    """How alike the tokens of (batch, ..., width) are about their common mean, and how many directions they span; float32 scalars.
+
+    As :mod:`resjax.health.geometry` and :mod:`resjax.health.spectra` have it: tokens that are the same but for rounding have no cosine
+    (NaN) and span nothing (0).
+    """
+    rows = stream.reshape(-1, stream.shape[-1])
+    values = token_cosine(stream, centre=True), participation_ratio(rows), stable_rank(rows)
+    return narrowed(dict(zip(GEOMETRY, values, strict=True)))
 
 
 def _measure(flow: Flow) -> dict[str, jax.Array]:

@@ -1,7 +1,7 @@
 """The residual core: schemes as data, the connection that carries them out, the carries. Imports jax, flax.nnx and numpy only."""
 
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
-from resjax.residual.connection import Branch, Connection, Context
+from resjax.residual.connection import Branch, Connection, Context, Observer
 from resjax.residual.entries import CATALOGUE
 from resjax.residual.gains import DepthPower, Gain, Knob, Learned, Linear, evaluate
 from resjax.residual.inside import Chain, First, Inside
@@ -39,6 +39,7 @@ __all__ = [
     "Linear",
     "Norm",
     "NormDefaults",
+    "Observer",
     "OneStream",
     "OptRule",
     "Portion",

@@ -40,6 +40,12 @@ class Flow(NamedTuple):
     beside: Any
 
 
+class Unmoved(Flow):
+    """A :class:`Flow` where ``before`` and ``after`` are both what the site read: nothing is a stream there that the site changes."""
+
+    __slots__ = ()
+
+
 class Around(NamedTuple):
     """What the wrapper lends a carry at one site.
 
@@ -61,7 +67,13 @@ class Around(NamedTuple):
 
 
 class Carry(nnx.Module):
-    """One site's part of a carry, with its parameters."""
+    """One site's part of a carry, with its parameters.
+
+    Attributes:
+      gated: the branch's output is a proposal to be mixed in, so that a branch without output does not leave the stream as it is.
+    """
+
+    gated: ClassVar[bool] = False
 
     def read(self, stream: Any, site: Site) -> tuple[Any, Any]:
         """The branch's input, and what ``write`` wants to know of how it was read.

@@ -1,6 +1,6 @@
 """How does one branch join the stream? The wrapper around it: norms, gains, dropout, stochastic depth, precision."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -37,6 +37,24 @@ MeasureBlock = Callable[[Any, Any], dict[str, jax.Array]]
 
 
 @dataclass(frozen=True)
+class Observer:
+    """What is measured of what stands at one point inside branches; NaN at sites whose branch has no such point.
+
+    Attributes:
+      point: its name.
+      names: of the results, float32 scalars.
+      measure: the arrays at the point, one after the other (a branch may work through them in parts) -> results by name.
+    """
+
+    point: str
+    names: tuple[str, ...]
+    measure: Callable[[Sequence[jax.Array]], dict[str, jax.Array]]
+
+    def nothing(self) -> dict[str, jax.Array]:
+        return dict.fromkeys(self.names, jnp.float32(jnp.nan))
+
+
+@dataclass(frozen=True)
 class Context:
     """What a forward pass is told besides its input.
 
@@ -47,10 +65,14 @@ class Context:
       knobs: values of :class:`~resjax.residual.gains.Knob` by name.
       measure: what is measured of each site's :class:`Flow`; None = nothing.
       measure_block: what is measured of the stream (before, after) a block; None = nothing.
+      observers: what is measured inside branches.
       on: traced boolean, whether to measure in this call; the shapes of the results do not depend on it.
       taps: (depth, sites) zeros whose gradient is the squared gradient norm of the stream after each site; None = no taps.
       compute: dtype of the branches.
       side: what earlier blocks hand to the branches of this one, by point.
+      keep: (depth, sites) factors on what each site adds, for studies: 0 takes its update away; None = all of it.
+      store: what becomes of an array that a site writes to the stream, given it and the site's number (-1: the embedding), for
+        studies of precision; None = it is stored as it is. What a norm after the add reads goes through it too.
     """
 
     train: bool = False
@@ -59,10 +81,13 @@ class Context:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     measure: Measure | None = None
     measure_block: MeasureBlock | None = None
+    observers: tuple[Observer, ...] = ()
     on: Any = True
     taps: jax.Array | None = None
     compute: Any = jnp.float32
     side: Side = field(default_factory=dict)
+    keep: jax.Array | None = None
+    store: Callable[[jax.Array, Any], jax.Array] | None = None
 
 
 class Connection(nnx.Module):
@@ -113,13 +138,23 @@ class Connection(nnx.Module):
         return self.write(stream, memo, update, site, numbers, entry, context)
 
     def produce(
-        self, stream: Any, site: Site, numbers: Mapping[str, jax.Array], context: Context, views: Any = None
+        self,
+        stream: Any,
+        site: Site,
+        numbers: Mapping[str, jax.Array],
+        context: Context,
+        views: Any = None,
+        seen: dict[str, jax.Array] | None = None,
     ) -> tuple[jax.Array | None, Any, Side]:
         """The update, what ``write`` wants to know of how it came about, and what the branch hands to other blocks.
 
         ``drop( scale * N_out( F( in_scale * N_in(u) ) ) )`` in the stream's dtype; None where the scale is 0. ``views``, if given,
-        is read in place of u.
+        is read in place of u. ``seen``, if given, fills with what the context's observers measure.
         """
+        if seen is not None:
+            on = jnp.asarray(context.on)
+            for observer in context.observers:  # filled in below where the branch has the point and is called
+                seen |= {name: jnp.where(on, value, 0) for name, value in observer.nothing().items()}
         gain = partial(self._amplify, numbers=numbers, context=context)
         with jax.named_scope("read"):
             read, memo = self.carry.read(stream, site)
@@ -139,11 +174,12 @@ class Connection(nnx.Module):
         x = enter(read, None) if views is None else {view: enter(x, view) for view, x in views.items()}
         handed: Side = {}
         with jax.named_scope("branch"):
-            if self.points is None:
+            look = self._looking(context, seen)
+            if self.points is None and look is None:
                 y = self.branch(x)
             else:
-                at, handed = self.points.on(context.side)
-                y = self.branch(x, at)  # type: ignore[call-arg]
+                at, handed = (unchanged, handed) if self.points is None else self.points.on(context.side)
+                y = self.branch(x, at if look is None else observed(at, look))  # type: ignore[call-arg]
         # Everything after the branch is in the stream's precision: a LayerScale gain of 1e-6 underflows in float16.
         with jax.named_scope("norm_out"):
             y = y.astype(read.dtype)
@@ -164,16 +200,43 @@ class Connection(nnx.Module):
     ) -> tuple[Any, Flow]:
         """The stream with the update in it, and what flowed."""
         memo, normed = memo
+        keep = None if context.keep is None else context.keep[site.block, site.pos]
+        if keep is not None and update is not None and not self.carry.gated:
+            update = faded(keep, update)
 
         def norm(name: str, x: jax.Array) -> jax.Array:
             module = getattr(self, name)
             with jax.named_scope(name):
-                return x if module is None else module(x)
+                return x if module is None else module(x if context.store is None else context.store(x, site.s))
 
         gain = partial(self._amplify, numbers=numbers, context=context)
         around = Around(gain, norm, entry, site, partial(coin, site.s, context), normed)
         with jax.named_scope("add"):
-            return self.carry.write(stream, memo, update, around)
+            after, flow = self.carry.write(stream, memo, update, around)
+            if keep is not None and self.carry.gated:
+                after = jnp.where(keep == 1, after, stream + faded(keep, after - stream))
+                flow = flow._replace(after=after)
+        return stored(after, site.s, context), flow
+
+    def _looking(self, context: Context, seen: dict[str, jax.Array] | None) -> Callable[..., None] | None:
+        """What the branch calls where it is observed, with the point's name and how its arrays are made, and of what; None where
+        nobody looks.
+        """
+        slots = getattr(self.branch, "slots", {})
+        here = [observer for observer in context.observers if observer.point in slots]
+        if seen is None or not here:
+            return None
+
+        def look(name: str, make: Callable[..., Sequence[jax.Array]], *of: Any) -> None:
+            if wanted := [observer.measure for observer in here if observer.point == name]:
+
+                def measure(*arrays: Any) -> dict[str, jax.Array]:
+                    parts = make(*arrays)
+                    return {key: value for one in wanted for key, value in one(parts).items()}
+
+                seen.update(measured(context, measure, *of))
+
+        return look
 
     def _normed(self, x: jax.Array, view: str | None, dtype: Any = None) -> jax.Array:
         module: Any = self.norm_in
@@ -211,6 +274,46 @@ class Connection(nnx.Module):
         keep = 1.0 - gain("drop", jnp.ones((), jnp.float32))
         mask = jax.random.bernoulli(key_of(site.s, DROP_PATH, context), keep, (y.shape[0],) + (1,) * (y.ndim - 1))
         return jnp.where(mask, y / jnp.where(keep > 0, keep, 1.0).astype(y.dtype), jnp.zeros((), y.dtype))
+
+
+def faded(keep: jax.Array, update: jax.Array) -> jax.Array:
+    """``keep * update``; zeros where ``keep`` is 0, whatever the update is."""
+    return jnp.where(keep == 0, jnp.zeros((), update.dtype), keep.astype(update.dtype) * update)
+
+
+def stored(stream: Any, number: Any, context: Context) -> Any:
+    """What is kept of what was written at site ``number``; see :class:`Context`."""
+    if context.store is None:
+        return stream
+    store = context.store
+    return jax.tree.map(lambda part: store(part, number), stream)
+
+
+def unchanged(name: str, x: jax.Array) -> jax.Array:
+    """What stands at the points inside a branch if nothing does."""
+    return x
+
+
+def observed(at: Callable[..., jax.Array], look: Callable[..., None]) -> Callable[..., jax.Array]:
+    """``at`` for a branch that is observed: it also has ``look``, and ``whole_scores`` as before."""
+
+    def both(name: str, x: jax.Array) -> jax.Array:
+        return at(name, x)
+
+    both.look, both.whole_scores = look, getattr(at, "whole_scores", False)  # type: ignore[attr-defined]
+    return both
+
+
+def measured(context: Context, measure: Callable[..., dict[str, jax.Array]], *arrays: Any) -> dict[str, jax.Array]:
+    """``measure(*arrays)`` in the steps that measure, zeros in the others; never differentiated, never paid for in other steps."""
+    arrays = jax.lax.stop_gradient(arrays)
+    shapes = jax.eval_shape(measure, *arrays)
+    return jax.lax.cond(
+        jnp.asarray(context.on),
+        measure,
+        lambda *_: {name: jnp.zeros(value.shape, value.dtype) for name, value in shapes.items()},
+        *arrays,
+    )
 
 
 def dropout(key: jax.Array, x: jax.Array, rate: float) -> jax.Array:

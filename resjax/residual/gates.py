@@ -23,6 +23,8 @@ def matmul(x: jax.Array, weights: Any) -> jax.Array:
 class Gate(Carry):
     """One array, replaced by a mix of itself and the branch's output."""
 
+    gated: ClassVar = True
+
     def read(self, stream: jax.Array, site: Site) -> tuple[jax.Array, None]:
         return stream, None
 

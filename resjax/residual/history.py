@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from resjax.residual.carry import Around, Carry, CarrySpec, Flow
+from resjax.residual.carry import Around, Carry, CarrySpec, Flow, Unmoved
 from resjax.residual.norms import NormDefaults
 from resjax.residual.parameters import constant
 from resjax.residual.precision import exact
@@ -78,6 +78,9 @@ class DepthAttentionSite(Carry):
         update = jnp.zeros_like(u) if update is None else update
         return push(buffer, update, around.site.s + 1), Flow(u, u, None, update, u, u)
 
+    def viewed(self, flow: Flow) -> Flow:
+        return Unmoved(*flow)
+
     def undo(self, stream: jax.Array, update: jax.Array | None, site: Site) -> jax.Array:
         return stream
 
@@ -127,3 +130,6 @@ class BlockDepthAttentionSite(Carry):
         if update is not None:
             buffer = added_to(buffer, update, around.site.s // self.length + 1)
         return buffer, Flow(u, u, None, update, u, u)
+
+    def viewed(self, flow: Flow) -> Flow:
+        return Unmoved(*flow)

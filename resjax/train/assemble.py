@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from resjax.calibrate import calibrate
 from resjax.config.scheme import scheme as scheme_of
 from resjax.errors import Refused
+from resjax.health.record import MORE_PROBES
 from resjax.models.lm import LM, Shape
 from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.scale.mesh import make_mesh
@@ -123,6 +124,7 @@ def assemble(config: Any, vocab: int, scheme: Scheme | None = None) -> Parts:
         dynamic_scale=config.precision.loss_scale == "dynamic",
         forward="forward" in config.health.groups,
         backward="backward" in config.health.groups,
+        more=frozenset(config.health.groups).intersection(MORE_PROBES),
         project=scheme.project,
         moved=config.precision.param != "float32" and bool(config.health.groups),
     )

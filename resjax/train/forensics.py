@@ -111,7 +111,9 @@ def first_nonfinite(parts: Parts, state: TrainState, batch: np.ndarray) -> First
       state: before the step; its buffers are left alone.
       batch: (B, T + 1).
     """
-    recipe = replace(parts.recipe, forward=False, backward=False, moved=False)  # probes may be NaN by right
+    recipe = replace(
+        parts.recipe, forward=False, backward=False, more=frozenset(), moved=False
+    )  # probes may be NaN by right
     gradient = make_gradient(parts.graphdef, recipe, parts.knobs)
 
     def program(state: TrainState, batch: jax.Array) -> tuple[jax.Array, jax.Array]:

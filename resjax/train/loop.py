@@ -21,6 +21,7 @@ from resjax.train.checkpoint import Checkpoints, NothingToRestore
 from resjax.train.forensics import first_nonfinite
 from resjax.train.program import Programs, held_out_loss, once_more, passed_over
 from resjax.train.progress import Board
+from resjax.train.roles import block_roles
 from resjax.train.runfolder import FINISHED, NONFINITE, RunFolder
 from resjax.train.signals import Signals
 from resjax.train.state import TrainState
@@ -67,8 +68,11 @@ class Loop:
         self.parts, self.programs, self.corpus, self.pipeline = parts, programs, corpus, pipeline
         self.folder, self.checkpoints, self.signals, self.console = folder, checkpoints, signals, console
         self.config = parts.config
-        self.record = HealthRecord()
+        self.record = self._new_record()
         self.rollbacks = 0
+
+    def _new_record(self) -> HealthRecord:
+        return HealthRecord(roles=block_roles(self.parts.abstract.params))
 
     # ------------------------------------------------------------------ the steps
 
@@ -354,7 +358,7 @@ class Loop:
         self.state, self.number = jax.device_put(state, self.programs.whole), int(state.step)
         for line in [*skipped, f"step {step}: non-finite value; back to step {self.number}, and on with later batches"]:
             self.board.say(line)
-        self.record = HealthRecord()
+        self.record = self._new_record()
         # rows, probes and saves of later steps are of a future that will not come
         self.writer.drop_after(self.number)
         drop_health_after(self.folder.health, self.number)

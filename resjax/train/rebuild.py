@@ -90,9 +90,10 @@ class Again:
         notes = [*other_versions(facts), *inexact(facts)]
         if (facts.get("device") or {}).get("count") != jax.device_count():
             config.mesh.data = 1
-        missing = [group for group in FIELDS["health.groups"].choices if group not in config.health.groups]
+        groups = FIELDS["health.groups"]
+        missing = [group for group in groups.default if group not in config.health.groups]
         if missing:
-            config.health.groups = FIELDS["health.groups"].choices
+            config.health.groups = groups.check([*config.health.groups, *missing])
             notes.append(f"the run did not measure {', '.join(missing)}: a program that does may round otherwise")
         vocab = SYMBOLS.get(config.data.source, BYTES)
         return cls(folder, facts, config, assemble(config, vocab), notes)

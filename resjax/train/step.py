@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,15 +10,17 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from resjax.health.probes import measure, measure_block
+from resjax.health.probes import finished, measure_block, measuring, merged, observing
 from resjax.residual import Context
+from resjax.residual.connection import measured
+from resjax.train import roles
 from resjax.train.optimizer import apply_updates, at_step, clip_scale, is_on
 from resjax.train.project import project
 from resjax.train.state import LossScale, TrainState
 
 GROWTH_INTERVAL = 2000  # finite steps after which a dynamic loss scale doubles: the usual rule of mixed precision
 LARGEST_SCALE = 2.0**24
-MERGE = {"stream_max": jnp.max, "update_max": jnp.max, "finite": jnp.min}  # over accumulated slices; others: mean
+SQUARES = "role_squares"  # of the gradient of one slice, until all slices are done
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Recipe:
       stop: a non-finite loss or gradient halts the run (else the step is passed over).
       scaled: the loss is multiplied by a scale, which is divided out of the gradient.
       dynamic_scale: the loss scale moves by itself; an overflow then only halves it.
-      forward, backward: which probes there are.
+      forward, backward: whether there are the probes of these groups.
+      more: which other groups of probes there are; see :data:`resjax.health.record.MORE_PROBES`.
       project: by weight role, the axis along which matrices are held to norm 1.
       moved: also measure which share of the parameters a step changes; costs a copy of them, and is 1 or nearly so in float32.
     """
@@ -44,8 +48,14 @@ class Recipe:
     dynamic_scale: bool = False
     forward: bool = True
     backward: bool = True
+    more: frozenset[str] = frozenset()
     project: Mapping[str, str] = field(default_factory=dict)
     moved: bool = False
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """All groups of probes that there are."""
+        return self.more | {name for name in ("forward", "backward") if getattr(self, name)}
 
 
 Step = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
@@ -86,6 +96,8 @@ def make_step(
         params, opt_state = jax.lax.cond(applied, update, keep, grads, state.opt_state, state.params)
         if recipe.moved:
             probes |= {"moved": jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), params, state.params)}
+        if "optimizer" in recipe.more:
+            probes |= measured(Context(on=on), roles.changes, params, state.params)
         scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
         halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
         skipped = jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1))
@@ -129,14 +141,15 @@ def make_gradient(graphdef: nnx.GraphDef, recipe: Recipe, knobs: Mapping[str, ja
             key=key,
             step=state.step,
             knobs=knobs or {},
-            measure=measure if recipe.forward else None,
+            measure=measuring(recipe.groups),
             measure_block=measure_block if recipe.forward else None,
+            observers=observing(recipe.groups),
             on=on,
             taps=taps.get("sites"),
             compute=jnp.dtype(recipe.compute),
         )
         value, probes = model.objective(tokens, context, taps.get("embed"))
-        return value * state.loss_scale.scale, (value, probes)
+        return value * state.loss_scale.scale, (value, finished(probes, context))
 
     gradient = jax.grad(slice_loss, argnums=(0, 1), has_aux=True)
 
@@ -149,6 +162,8 @@ def make_gradient(graphdef: nnx.GraphDef, recipe: Recipe, knobs: Mapping[str, ja
 
         def one(tokens: jax.Array, key: jax.Array) -> tuple:
             (grads, squares), (value, probes) = gradient(state.params, taps, tokens, key, state, on)
+            if "optimizer" in recipe.more and recipe.accumulate > 1:
+                probes |= measured(Context(on=on), lambda g: {SQUARES: roles.squares(g)}, grads)
             return grads, squares, value, probes
 
         grads, squares, value, probes = accumulated(one, state.params, batch, key, recipe.accumulate)
@@ -166,9 +181,23 @@ def make_gradient(graphdef: nnx.GraphDef, recipe: Recipe, knobs: Mapping[str, ja
                 "embed_grad": jnp.sqrt(squares["embed"]) * inverse,
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
+        if recipe.more & {"roles", "optimizer"}:
+            of_slices = probes.pop(SQUARES, jnp.float32(jnp.nan)) * inverse**2
+            probes |= measured(Context(on=on), partial(role_probes, recipe), grads, state.params, of_slices)
         return value, norm, grads, probes
 
     return scaled_gradient
+
+
+def role_probes(recipe: Recipe, grads: nnx.State, params: nnx.State, of_slices: jax.Array) -> dict[str, jax.Array]:
+    """What is measured of the gradient by block and role; ``of_slices`` are the mean squared norms of slices."""
+    squares = roles.squares(grads)
+    probes: dict[str, jax.Array] = {}
+    if "roles" in recipe.more:
+        probes |= {"role_grad": jnp.sqrt(squares), "role_rms": roles.sizes(params)}
+    if "optimizer" in recipe.more:
+        probes |= {"role_signal": roles.signal(of_slices, squares, recipe.accumulate)}
+    return probes
 
 
 def accumulated(
@@ -177,7 +206,7 @@ def accumulated(
     """``one(tokens, key) -> (gradients, squared taps, loss, probes)`` over ``count`` slices of the batch, one after the other.
 
     Every slice's loss is a mean over the slice, so gradients and losses are averaged (gradients in float32), and the squared norm of
-    the whole batch's gradient at the stream is the sum over slices by count^2. Probes are averaged, extremes kept.
+    the whole batch's gradient at the stream is the sum over slices by count^2. Probes are merged as each wants it.
     """
     if count == 1:
         return one(batch, key)
@@ -195,7 +224,7 @@ def accumulated(
         jax.tree.map(lambda g: g / count, total),
         jax.tree.map(lambda s: jnp.sum(s, axis=0) / count**2, squares),
         jnp.mean(values),
-        {name: MERGE.get(name, jnp.mean)(row, axis=0) for name, row in rows.items()},
+        {name: merged(name, row) for name, row in rows.items()},
     )
 
 

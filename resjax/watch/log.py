@@ -126,7 +126,7 @@ class Log:
 
     def _named(self, sites: tuple[str, ...]) -> None:
         held = self._record.sites
-        if held is not None and held != sites:
+        if held and held != sites:
             raise Refused(f"the sites are {', '.join(sites)}, and '{self.folder}' has probes of {', '.join(held)}")
         self._record.sites = sites
 

@@ -1,0 +1,145 @@
+"""How does a run's folder become what the doctor looks at? Its probes, its losses, its scheme's own start, and studies of its state."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from resjax.config.kept import fields
+from resjax.config.tree import to_dict
+from resjax.errors import Refused, nearest
+from resjax.health.diagnosis import Case
+from resjax.health.findings import section
+from resjax.health.record import HealthRecord
+from resjax.health.report import read_json, read_metrics
+from resjax.health.studies import STUDIES
+from resjax.propagation.cases import build
+from resjax.propagation.measured import measured
+from resjax.train.checkpoint import Checkpoints
+from resjax.train.rebuild import Again
+from resjax.train.subject import held_out, subject_of
+
+SEEDS = 2  # draws of the scheme's start that make its range
+LONGEST = 512  # tokens of a sequence that it is measured on
+ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
+
+
+def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), start: bool = True) -> Case:
+    """What is known of the run in ``folder``, up to ``step`` (None = all of it).
+
+    Args:
+      studies: names of the studies to make on its newest state by then.
+      start: measure its scheme's start under the ordinary init.
+
+    Raises:
+      Refused: there is no run, or it has not come to that step.
+    """
+    path = Path(folder).expanduser()
+    config = configuration(path, folder)
+    notes: list[str] = []
+    record = HealthRecord.load(path / "health")
+    notes += record.notes
+    rows = read_metrics(path / "metrics.jsonl", notes)
+    summary = read_json(path / "summary.json", notes)
+    last = max(
+        [int(record.steps[-1]) if len(record) else 0, *(row["step"] for row in rows), int(summary.get("steps") or 0)]
+    )
+    if step is not None and not 1 <= step <= last:
+        raise Refused(f"--step is {step}, but the run in '{folder}' has done {last} steps; give one from 1 to {last}")
+    if step is not None and step < last:
+        record, rows = until(record, step), [row for row in rows if row["step"] <= step]
+        if int(section(summary, "nonfinite").get("step") or 0) > step:
+            summary = {name: value for name, value in summary.items() if name != "nonfinite"}
+    saved = checkpoints_in(path)
+    by_then = [number for number in saved if step is None or number <= step]
+    found: dict[str, Mapping[str, Any]] = {}
+    state = None
+    if config and studies:
+        if by_then:
+            state = by_then[-1]
+            found = studied(folder, state, studies, notes)
+        else:
+            notes.append(f"no studies: there is no checkpoint{f' up to step {step}' if step else ''}")
+    first: Mapping[str, np.ndarray] = {}
+    if config and start and len(record):
+        first = start_of(folder, config, notes)
+    return Case(
+        name=path.resolve().name,
+        record=record,
+        config=config,
+        rows=rows,
+        summary=summary,
+        dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
+        start=first,
+        studies=found,
+        state=state,
+        saved=saved,
+        path=folder,
+        notes=notes,
+    )
+
+
+def configuration(path: Path, given: str) -> dict[str, Any]:
+    """The run's resolved fields; empty for the folder of a model that is not resjax's own.
+
+    Raises:
+      Refused: the folder holds neither.
+    """
+    if (path / "config.json").is_file():
+        return to_dict(fields(path / "config.json"))
+    if path.is_dir() and ((path / "health").is_dir() or (path / "metrics.jsonl").is_file()):
+        return {}
+    siblings = [str(one.parent) for one in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
+    raise Refused(f"'{given}' holds no run (it has neither config.json nor health/){nearest(given, siblings)}")
+
+
+def until(record: HealthRecord, step: int) -> HealthRecord:
+    """The rows up to ``step``."""
+    kept = HealthRecord(record.sites, record.roles)
+    names = list(record)
+    for i in np.flatnonzero(record.steps <= step):
+        kept.append(int(record.steps[i]), {name: record[name][i] for name in names})
+    return kept
+
+
+def checkpoints_in(path: Path) -> list[int]:
+    """The steps that there are checkpoints of."""
+    if not (path / "checkpoints").is_dir():
+        return []
+    checkpoints = Checkpoints(path / "checkpoints")
+    try:
+        return checkpoints.steps()
+    finally:
+        checkpoints.close()
+
+
+def studied(folder: str, step: int, names: Sequence[str], notes: list[str]) -> dict[str, Mapping[str, Any]]:
+    """What the studies find at a saved step; one that this run has no ground for is left out with a note."""
+    subject = subject_of(folder, step)
+    notes += [note for note in subject.notes if note not in notes]
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        try:
+            found[name] = STUDIES[name].run(subject)
+        except Refused as refused:
+            notes.append(f"study '{name}' left out: {refused}")
+    return found
+
+
+def start_of(folder: str, config: Mapping[str, Any], notes: list[str]) -> dict[str, np.ndarray]:
+    """The probes of this run's scheme at its start under the ordinary init, (seeds, depth, sites), on held-out text of its data."""
+    try:
+        length = ("data.length", str(min(LONGEST, section(config, "data")["length"])))
+        (one,) = build(folder, (*ORDINARY, length), None, (section(config, "model")["depth"],), SEEDS)
+        case = one.case()
+        text = held_out(Again.of(folder).pipeline, case.batch * case.length)
+    except Refused as refused:
+        notes.append(f"the scheme's own start was not measured: {refused}")
+        return {}
+    rows = text.reshape(-1, text.shape[-1])
+    if rows.shape[1] < case.length + 1 or len(rows) < case.batch:
+        notes.append("the scheme's own start was not measured: the held-out text is too short")
+        return {}
+    batch = np.ascontiguousarray(rows[: case.batch, : case.length + 1]).astype(np.int32)
+    return measured(case, [batch] * SEEDS).sites

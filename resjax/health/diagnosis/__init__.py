@@ -1,0 +1,113 @@
+"""What is wrong with a run, and what could be tried? Findings with their ranges, and remedies with their commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resjax.health.diagnosis import course, profiles, states
+from resjax.health.diagnosis.case import Case
+from resjax.health.diagnosis.finding import Finding
+from resjax.health.diagnosis.remedies import Advice, advised
+from resjax.health.findings import NON_FINITE, examine, located, section
+
+# Of what examine finds: why it is a fault, and where its bounds come from.
+REASONS: dict[str, tuple[str, str]] = {
+    NON_FINITE: ("from here on nothing is learnt: the step was not applied", ""),
+    "dead branches": (
+        "an update a thousand times smaller than the stream turns it by 0.06 degrees: without it next to nothing changes",
+        "0.06 degrees; branches that start shut count only where others of their kind have opened",
+    ),
+    "swallowed updates": (
+        "what the stream's precision rounds away is computed and never used",
+        "a bfloat16 add loses 2 % of the elements at a ratio of 0.1 and 17 % at 0.01",
+    ),
+    "token collapse": (
+        "tokens within 11 degrees of one another can hardly be told apart by the head",
+        "11 degrees, in the last tenth of the blocks (Dong et al. 2021, 2103.03404)",
+    ),
+    "stream blow-up": ("one more doubling and the stream overflows, or nears the end of half precision", "the stream's dtype"),
+    "gradient spread": (
+        "one learning rate cannot serve gradients a thousandfold apart",
+        "healthy deep stacks stay within one or two decades over depth (Xiong et al. 2020, 2002.04745)",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What the doctor says of a run.
+
+    Attributes:
+      case: what was looked at.
+      findings: the gravest first.
+      advice: what to try.
+      claimed: where the rule of 0.01 to 0.1 agrees, see :func:`states.claimed_band`; None where no ratio was recorded.
+    """
+
+    case: Case
+    findings: list[Finding]
+    advice: list[Advice]
+    claimed: dict[str, Any] | None
+
+    @property
+    def verdict(self) -> str:
+        """findings, healthy, or unmeasured."""
+        seen = len(self.case.record) or self.case.studies or self.case.rows
+        return "findings" if self.findings else "healthy" if seen else "unmeasured"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What doctor.json holds."""
+        case = self.case
+        steps = case.record.steps
+        return {
+            "run": case.path or case.name,
+            "verdict": self.verdict,
+            "scheme": case.scheme or None,
+            "stream_dtype": case.dtype,
+            "recorded_steps": [int(steps[0]), int(steps[-1])] if len(steps) else [],
+            "studied_step": case.state,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "remedies": [advice.as_dict() for advice in self.advice],
+            "claimed_band": self.claimed,
+            "studies": {name: dict(found) for name, found in case.studies.items()},
+            "notes": case.notes,
+        }
+
+
+# What goes first: what ended the run, what the loss shows, then the rest in this order.
+ORDER = (
+    NON_FINITE, "diverging loss", "steps too large", "token collapse", "token frequencies only", "loss spikes", "small start",
+    "large start", "stream blow-up", "gradient spread", "rewriting layers", "dead branches", "swallowed updates", "biased adds",
+    "costly rounding", "saturated attention", "restless layers", "uneven steps", "idle depth", "harmful blocks", "late layers alike",
+    "massive activations",
+)  # fmt: skip
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """All findings of a case in order, and what to try."""
+    found = [*recorded(case), *course.examined(case), *profiles.examined(case), *states.examined(case)]
+    findings = merged(found)
+    return Diagnosis(case, findings, advised(case, findings), states.claimed_band(case))
+
+
+def recorded(case: Case) -> list[Finding]:
+    """What :func:`resjax.health.findings.examine` finds, with the first non-finite value as the run located it."""
+    verdict: Mapping[str, Any] = examine(case.record, case.config, case.dtype)
+    if nonfinite := section(case.summary, "nonfinite"):
+        verdict = located(verdict, nonfinite)
+    made = [Finding.of(found) for found in verdict["findings"]]
+    return [replace(one, reason=REASONS[one.kind][0], source=REASONS[one.kind][1]) for one in made]
+
+
+def merged(found: list[Finding]) -> list[Finding]:
+    """In order; of two of one kind that name the same places only the first, and no consequences of a value that is not finite."""
+    if broken := [one for one in found if one.kind == NON_FINITE]:
+        first = min(one.step for one in broken)
+        found = [one for one in found if one.kind == NON_FINITE or one.since is None or one.since < first]
+    kept: dict[tuple[str, str], Finding] = {}
+    for one in sorted(found, key=lambda one: ORDER.index(one.kind)):
+        kept.setdefault((one.kind, one.where), one)
+    return list(kept.values())
+
+
+__all__ = ["Advice", "Case", "Diagnosis", "Finding", "diagnose"]

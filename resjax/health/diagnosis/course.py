@@ -1,0 +1,118 @@
+"""What does the course of the loss say is wrong? Divergence, spikes, a loss that learned frequencies only."""
+
+import numpy as np
+
+from resjax.health.diagnosis.case import Case
+from resjax.health.diagnosis.finding import Finding
+from resjax.health.findings import section
+from resjax.health.series import spike_episodes
+
+TAIL = 0.05  # of the run: what its last loss is the mean of
+DIVERGED = 0.05  # nats above the first loss, from which a run has diverged
+NEAR_FLOOR = 0.03  # nats from a baseline, within which a loss rests on it
+CLIPPED = 0.9  # share of the steps of a clipped gradient, from which the clipping sets the size of every step
+SHORTEST = 20  # logged losses, fewer tell nothing
+
+
+def examined(case: Case) -> list[Finding]:
+    """All findings of the loss curve."""
+    steps, loss = case.series("loss")
+    if len(loss) < SHORTEST:
+        return []
+    return [*diverged(case, steps, loss), *spikes(case, steps, loss), *frequencies(case, steps, loss)]
+
+
+def last_loss(loss: np.ndarray) -> float:
+    """Mean of the last twentieth of the finite losses."""
+    finite = loss[np.isfinite(loss)]
+    return float(finite[-max(1, round(TAIL * len(finite))) :].mean()) if len(finite) else np.nan
+
+
+def diverged(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
+    """The loss ends above its start."""
+    first, last = loss[0], last_loss(loss)
+    if not last > first + DIVERGED:
+        return []
+    above = np.flatnonzero(loss > first + DIVERGED)
+    return [
+        Finding(
+            "diverging loss",
+            "the whole run",
+            int(steps[above[0]]),
+            f"the loss ends at {last:.3f} nats and began at {first:.3f}; {recipe(case)}",
+            "Look at which block's figures moved first (python -m resjax.replay RUN --spike=1).",
+            "a loss above that of random weights means that steps were larger than the network could follow",
+            "loss",
+            last,
+            (None, float(first + DIVERGED)),
+            "the run's own first loss",
+            int(steps[above[0]]),
+        )
+    ]
+
+
+def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
+    """Episodes of a loss far above its recent median; one finding for all."""
+    found = spike_episodes(loss)
+    if not found:
+        return []
+    worst = max(found, key=lambda one: one.peak - one.before if np.isfinite(one.before) else np.inf)
+    ends = [sum(one.outcome == name for one in found) for name in ("recovered", "fatal", "open")]
+    told = ", ".join(f"{n} {name}" for n, name in zip(ends, ("recovered", "fatal", "not over"), strict=True) if n)
+    listed = ", ".join(str(steps[one.top]) for one in found[:6]) + (" and more" if len(found) > 6 else "")
+    return [
+        Finding(
+            "loss spikes",
+            f"step{'s' * (len(found) > 1)} {listed}",
+            int(steps[worst.top]),
+            f"{len(found)} ({told}); the highest reaches {worst.peak:.3f} nats from {worst.before:.3f}; {recipe(case)}",
+            "python -m resjax.replay RUN --spike=1 rebuilds the states around the first, with the change by block.",
+            "a loss that leaves its recent median by more than 0.1 nats and 7 robust deviations is no noise of the batches",
+            "spike height",
+            float(worst.peak - worst.before),
+            (None, 0.1),
+            "0.1 nats and 7 robust deviations above the median of the 51 logged losses before",
+            int(steps[found[0].first]),
+        )
+    ]
+
+
+def frequencies(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
+    """The loss rests on the unigram baseline."""
+    floor, last = case.baseline("unigram"), last_loss(loss)
+    if floor is None or not abs(last - floor) < NEAR_FLOOR or not last < loss[0]:
+        return []
+    if loss[0] - last < 2 * NEAR_FLOOR:  # it began there
+        return []
+    near = np.flatnonzero(~(np.abs(loss - floor) < 2 * NEAR_FLOOR))
+    since = steps[min(near[-1] + 1, len(steps) - 1)] if len(near) else steps[0]
+    return [
+        Finding(
+            "token frequencies only",
+            "the head",
+            int(steps[-1]),
+            f"the loss ends at {last:.3f} nats, {abs(last - floor):.3f} from the unigram baseline of {floor:.3f}",
+            "Look at the token cosine of the last blocks and at the gradients below them: no token reaches the head.",
+            "a model that sees no context can reach this loss, and no lower one",
+            "loss",
+            last,
+            (None, float(floor - NEAR_FLOOR)),
+            "the unigram baseline of the data",
+            int(since),
+        )
+    ]
+
+
+def recipe(case: Case) -> str:
+    """Rate, warm-up and clipping, and how often it cut, in words."""
+    optimizer = section(case.config, "optimizer")
+    if not optimizer:
+        return "of the recipe nothing is known"
+    warmup, clip = optimizer.get("warmup"), optimizer.get("clip") or 0.0
+    words = [f"rate {optimizer.get('lr'):g}"]
+    words.append(f"warm-up {'10 %' if warmup is None else f'{warmup:g}'}")
+    words.append(f"clipping at {clip:g}" if clip else "no clipping")
+    _, norms = case.series("grad_norm")
+    if clip and len(norms) and (share := float(np.mean(norms > clip))) >= CLIPPED:
+        words.append(f"which cut {share:.0%} of the logged steps")
+    return ", ".join(words)

@@ -1,0 +1,271 @@
+"""How is a profile over depth drawn? As a small SVG with axes, ranges and a line a series, in the colours of the page."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+import matplotlib.image
+import numpy as np
+
+WIDTH, HEIGHT = 530, 236
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 40
+POINTS = 500  # of a line; more blocks than that are thinned, extremes kept
+DOTS = 24  # blocks up to which each has a dot
+DECADES = 6.0  # to either side of the median: beyond, a line leaves the frame
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One line: values by block (NaN where there is none), its name and its look ('early', 'late', 'other', 'theory')."""
+
+    name: str
+    values: np.ndarray
+    look: str
+    blocks: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One quantity over depth.
+
+    Attributes:
+      title, unit, what: as printed.
+      lines: at least one.
+      log: logarithmic axis.
+      band: low and high by block of the reference, and its name; None without.
+      claimed: the span of the rule 0.01 to 0.1, drawn behind.
+      reach: what the vertical axis spans at least, so that values far below what matters do not look lively.
+      axis: what the horizontal axis counts.
+    """
+
+    title: str
+    unit: str
+    what: str
+    lines: Sequence[Line]
+    log: bool = False
+    band: tuple[np.ndarray, np.ndarray, str] | None = None
+    claimed: bool = False
+    reach: tuple[float, float] | None = None
+    axis: str = "block"
+
+
+CLAIMED = (0.01, 0.1)
+CLAIMED_NAME = "0.01–0.1, often called healthy"
+
+
+def drawn(panel: Panel) -> str:
+    """The figure: title, picture, legend."""
+    head = f'<h3>{escape(panel.title)} <span class="unit">{escape(panel.unit)}</span></h3>'
+    return (
+        f'<figure class="profile">{head}<p class="what">{escape(panel.what)}</p>{_svg(panel)}'
+        f"<figcaption>{_legend(panel)}</figcaption></figure>"
+    )
+
+
+def told(panel: Panel) -> bool:
+    """Whether there is a value to draw."""
+    return any(np.isfinite(line.values).any() for line in panel.lines)
+
+
+def _heights(values: np.ndarray, log: bool) -> np.ndarray:
+    """Where values stand: their logarithms, or themselves; NaN where they have no place."""
+    values = np.asarray(values, np.float64)
+    if not log:
+        return np.where(np.isfinite(values), values, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.isfinite(values) & (values > 0), np.log10(values), np.nan)
+
+
+def _svg(panel: Panel) -> str:
+    known = [heights[np.isfinite(heights)] for line in panel.lines if len(heights := _heights(line.values, panel.log))]
+    every = np.concatenate(known) if known else np.zeros(0)
+    if not len(every):
+        every = np.zeros(1)
+    low, high = float(every.min()), float(every.max())
+    if panel.log:
+        middle = float(np.median(every))
+        low, high = max(low, middle - DECADES), min(high, middle + DECADES)
+    if panel.band is not None:  # the range is shown as far as it goes, up to twice the lines' own span
+        edges = np.concatenate([_heights(edge, panel.log) for edge in panel.band[:2]])
+        edges = edges[np.isfinite(edges)]
+        reach = max(high - low, 0.5 if panel.log else 1e-9)
+        if len(edges):
+            low, high = max(min(low, edges.min()), low - reach), min(max(high, edges.max()), high + reach)
+    if panel.reach is not None and not panel.log:
+        low, high = min(low, panel.reach[0]), max(high, panel.reach[1])
+    pad = 0.06 * (high - low) or (0.3 if panel.log else 0.5 * abs(high) or 0.5)
+    low, high = low - pad, high + pad
+    last = max(max(_blocks(line)[-1] for line in panel.lines), 1)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def x(block: float) -> float:
+        return LEFT + (right - LEFT) * block / last
+
+    def y(height: float) -> float:
+        return bottom - (bottom - TOP) * (min(max(height, low), high) - low) / (high - low)
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(panel.title)} over depth">']
+    if panel.claimed and panel.log:
+        top, foot = (y(log10(edge)) for edge in reversed(CLAIMED))
+        if foot - top > 0.5:
+            parts.append(
+                f'<rect x="{LEFT}" y="{top:.1f}" width="{right - LEFT}" height="{foot - top:.1f}" class="band"/>'
+            )
+    for height, text in _ticks(low, high, panel.log):
+        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y(height):.1f}" y2="{y(height):.1f}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y(height) + 4:.1f}" text-anchor="end">{text}</text>')
+    if panel.band is not None:
+        parts.append(_area(panel, x, y))
+    parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}" class="axis"/>')
+    for tick in _whole_ticks(last):
+        parts.append(f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{bottom}" y2="{bottom + 4}" class="axis"/>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>')
+    parts.append(
+        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(panel.axis)}</text>'
+    )
+    for line in panel.lines:
+        parts.append(_line(line, panel.log, x, y))
+    return "".join([*parts, "</svg>"])
+
+
+def _blocks(line: Line) -> np.ndarray:
+    return np.arange(len(line.values)) if line.blocks is None else np.asarray(line.blocks)
+
+
+def _line(line: Line, log: bool, x, y) -> str:  # type: ignore[no-untyped-def]
+    heights, blocks = _heights(line.values, log), _blocks(line)
+    if len(heights) > POINTS:  # of every bin its smallest and largest
+        size = ceil(len(heights) / (POINTS // 2))
+        keep = []
+        for first in range(0, len(heights), size):
+            part = heights[first : first + size]
+            if np.isfinite(part).any():
+                keep += sorted({first + int(np.nanargmin(part)), first + int(np.nanargmax(part))})
+        heights, blocks = heights[keep], blocks[keep]
+    path, open_ = [], True
+    for block, height in zip(blocks, heights, strict=True):
+        if not np.isfinite(height):
+            open_ = True
+            continue
+        path.append(f"{'M' if open_ else 'L'}{x(block):.1f} {y(height):.1f}")
+        open_ = False
+    made = f'<path d="{"".join(path)}" class="curve {line.look}"/>'
+    if len(heights) <= DOTS:
+        for block, height, value in zip(blocks, heights, np.asarray(line.values), strict=True):
+            if np.isfinite(height):
+                tip = f"{escape(line.name)}, {block:g}: {value:.3g}"
+                made += f'<circle cx="{x(block):.1f}" cy="{y(height):.1f}" r="2.4" class="dot {line.look}"><title>{tip}</title></circle>'
+    return made
+
+
+def _area(panel: Panel, x, y) -> str:  # type: ignore[no-untyped-def]
+    assert panel.band is not None
+    low, high = (_heights(edge, panel.log) for edge in panel.band[:2])
+    known = np.flatnonzero(np.isfinite(low) & np.isfinite(high))
+    if not len(known):
+        return ""
+    if len(known) > POINTS:
+        known = known[np.linspace(0, len(known) - 1, POINTS).astype(int)]
+    blocks = _blocks(panel.lines[0])
+    there = [f"{x(blocks[i]):.1f} {y(high[i]):.1f}" for i in known]
+    back = [f"{x(blocks[i]):.1f} {y(low[i]):.1f}" for i in known[::-1]]
+    return f'<path d="M{"L".join(there + back)}Z" class="range"/>'
+
+
+def _legend(panel: Panel) -> str:
+    keys = [f'<span><i class="key line {line.look}"></i>{escape(line.name)}</span>' for line in panel.lines]
+    if panel.band is not None:
+        keys.append(f'<span><i class="key range"></i>{escape(panel.band[2])}</span>')
+    if panel.claimed:
+        keys.append(f'<span><i class="key claimed"></i>{CLAIMED_NAME}</span>')
+    return "".join(keys)
+
+
+def number(value: float) -> str:
+    """A tick's text."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if 1e-3 <= size < 1e5:
+        return f"{value:.6g}".replace("-", "\u2212")
+    digits, _, exponent = f"{value:.2g}".partition("e") if "e" in f"{value:.2g}" else (f"{value:.0e}".partition("e"))
+    raised = str(int(exponent)).translate(
+        str.maketrans("-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+    )
+    return ("10" if digits in ("1", "1.0") else f"{digits}·10") + raised
+
+
+def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
+    """Three to eight ticks: heights and their texts."""
+    if log:
+        span = high - low
+        decades = range(ceil(low - 1e-9), floor(high + 1e-9) + 1)
+        if len(decades) >= 3:
+            every = max(1, round(len(decades) / 6))
+            return [(float(e), number(10.0**e)) for e in decades if e % every == 0]
+        digits = (1, 2, 5) if span > 0.7 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+        found = [e + log10(d) for e in range(floor(low), ceil(high) + 1) for d in digits]
+        found = [at for at in found if low <= at <= high]
+        if len(found) >= 2:
+            return [(at, number(float(f"{10**at:.2g}"))) for at in found]
+        low_value, high_value = 10**low, 10**high
+        return [(log10(v), text) for v, text in _even(low_value, high_value, 4) if v > 0]
+    return _even(low, high, 5)
+
+
+def _even(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    rough = (high - low) / count
+    base = 10.0 ** floor(log10(rough)) if rough > 0 else 1.0
+    step = next(m * base for m in (1, 2, 5, 10) if m * base >= rough * 0.999)
+    return [
+        (i * step, number(float(f"{i * step:.8g}")))
+        for i in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
+    ]
+
+
+def _whole_ticks(last: int) -> list[int]:
+    return sorted({round(value) for value, _ in _even(0, last, 7) if float(value).is_integer()} | {0})
+
+
+# ---- matrices
+
+
+def matrix(
+    title: str, unit: str, what: str, values: np.ndarray, span: tuple[float, float], blocks: Sequence[int]
+) -> str:
+    """A figure of (points, points): what one depth has to do with another, depth 0 at the lower left."""
+    picture = io.BytesIO()
+    shown = np.repeat(np.repeat(np.nan_to_num(values[::-1]), _cell(values), 0), _cell(values), 1)
+    matplotlib.image.imsave(picture, shown, vmin=span[0], vmax=span[1], cmap="viridis", format="png")
+    data = base64.b64encode(picture.getvalue()).decode("ascii")
+    side = HEIGHT - TOP - BOTTOM
+    first, last = int(blocks[0]), int(blocks[-1])
+    right = LEFT + side
+    strip = io.BytesIO()
+    matplotlib.image.imsave(strip, np.linspace(1, 0, 64)[:, None].repeat(4, 1), cmap="viridis", format="png")
+    bar = base64.b64encode(strip.getvalue()).decode("ascii")
+    marks = (
+        (LEFT - 6, TOP + side, "end", str(first)),
+        (LEFT - 6, TOP + 9, "end", str(last)),
+        (LEFT, HEIGHT - BOTTOM + 16, "start", str(first)),
+        (right, HEIGHT - BOTTOM + 16, "end", str(last)),
+        (LEFT + side / 2, HEIGHT - 6, "middle", "before block (last: after all)"),
+        (right + 46, TOP + 9, "start", number(span[1])),
+        (right + 46, TOP + side, "start", number(span[0])),
+    )
+    texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in marks)
+    return (
+        f'<figure class="profile"><h3>{escape(title)} <span class="unit">{escape(unit)}</span></h3><p class="what">{escape(what)}</p>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f'<image href="data:image/png;base64,{data}" x="{LEFT}" y="{TOP}" width="{side}" height="{side}" preserveAspectRatio="none"/>'
+        f'<image href="data:image/png;base64,{bar}" x="{right + 28}" y="{TOP}" width="12" height="{side}" preserveAspectRatio="none"/>'
+        f"{texts}</svg></figure>"
+    )
+
+
+def _cell(values: np.ndarray) -> int:
+    """Pixels a side of a cell, so that a picture of few cells is not blurred."""
+    return max(1, 390 // len(values))

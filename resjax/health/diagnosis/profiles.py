@@ -1,0 +1,391 @@
+"""What do the profiles over depth say is wrong? Starts out of range, rewriting and restless layers, biased adds, attention."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from resjax.health.diagnosis import healthy
+from resjax.health.diagnosis.case import Case
+from resjax.health.diagnosis.course import recipe
+from resjax.health.diagnosis.finding import Finding
+from resjax.health.diagnosis.healthy import Band
+from resjax.health.findings import at_end, at_start, ranges, since, sites_named
+
+START_MARGIN = 2.5  # around the spread of the seeds at the start; initial draws of one config stay within 1.6
+START_FIGURES = ("update_rms", "stream_rms", "update_ratio")
+STEPS_MARGIN = 5.0  # above the largest growth of the stream in healthy runs
+REWRITING_MARGIN = 3.0  # above the highest of the healthy runs
+REWRITING_RATIO = 0.5  # updates smaller than half the stream rewrite nothing
+REWRITING_STEP = 4.0  # above the neighbours of the same kind
+NEIGHBOURS = 2  # to either side
+RESTLESS_SHARE, RESTLESS_ROWS = 0.4, 8  # of the recorded rows, and at least so many, of which the end of a run is made
+RESTLESS_JITTER, RESTLESS_FACTOR = 0.15, 4.0  # of log ratio between rows; beyond the median of its kind
+RISING, FALLING = 0.25, -0.05  # change of log ratio over that end
+UNEVEN = 8.0  # relative step of a weight over that of its kind
+BIASED = 0.5  # of the mean error, signed: rounding to nearest and at random keep it within a few percent
+FEWEST = 1e-4  # mean error of an add below which its bias is nothing: float32 loses 1e-8
+ONE_KEY, SATURATED_LOGIT = 0.02, 50.0  # entropy over its largest, and logits, of attention that sees one key only
+
+
+def examined(case: Case) -> list[Finding]:
+    """All findings of the profiles."""
+    return [
+        *start_out_of_range(case),
+        *large_steps(case),
+        *rewriting(case),
+        *restless(case),
+        *uneven_steps(case),
+        *biased_adds(case),
+        *saturated_attention(case),
+    ]
+
+
+# ---- the start
+
+
+def start_band(case: Case, probe: str) -> Band | None:
+    """The range of a probe at the start of this scheme under the ordinary init; None where it was not measured."""
+    drawn = case.start.get(probe)
+    if drawn is None or not np.isfinite(drawn).any():
+        return None
+    known = np.isfinite(drawn)
+    low = np.where(known, drawn, np.inf).min(axis=0)
+    high = np.where(known, drawn, -np.inf).max(axis=0)
+    none = ~known.any(axis=0)
+    source = f"this scheme at its start under the ordinary init, {len(drawn)} seeds"
+    return Band(np.where(none, np.nan, low), np.where(none, np.nan, high), source).widened(START_MARGIN)
+
+
+def start_out_of_range(case: Case) -> list[Finding]:
+    """The first recorded step lies outside what the scheme's own start gives, at most sites (init) or at some."""
+    if not len(case.record) or case.record.steps[0] > 1:
+        return []
+    for probe in START_FIGURES:
+        if probe not in case.record or (band := start_band(case, probe)) is None:
+            continue
+        values = at_start(case.record[probe])
+        if values.shape != band.low.shape:
+            continue
+        with np.errstate(invalid="ignore"):
+            low, high = values < band.low, values > band.high
+        for hit, side in ((low, "low"), (high, "high")):
+            if hit.mean() > 0.5:
+                return [_whole_start(case, probe, values, band, side)]
+    return [*_some_start(case)]
+
+
+def _whole_start(case: Case, probe: str, values: np.ndarray, band: Band, side: str) -> Finding:
+    middle = float(np.nanmedian(values))
+    low, high = float(np.nanmedian(band.low)), float(np.nanmedian(band.high))
+    factor = middle / np.sqrt(low * high) if low > 0 else np.inf
+    times = f"{1 / factor:.2g} times smaller" if side == "low" else f"{factor:.2g} times larger"
+    return Finding(
+        "small start" if side == "low" else "large start",
+        "most sites",
+        int(case.record.steps[0]),
+        f"{TITLES[probe]} {middle:.2g} at the start (median over sites), {times} than under the ordinary init",
+        "Look at init.gain, init.std and init.out_scale, at the scale of the embedding, and at what the run's scheme overrides.",
+        START_REASONS[probe == "stream_rms", side],
+        probe,
+        middle,
+        (low, high),
+        band.source,
+        int(case.record.steps[0]),
+    )
+
+
+def _some_start(case: Case) -> list[Finding]:
+    """Single sites whose start is far above the scheme's."""
+    probe = "update_ratio"
+    if probe not in case.record or (band := start_band(case, probe)) is None:
+        return []
+    values = at_start(case.record[probe])
+    if values.shape != band.low.shape:
+        return []
+    with np.errstate(invalid="ignore"):
+        hit = values > np.maximum(band.high * (REWRITING_MARGIN / START_MARGIN), REWRITING_RATIO)
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, values / band.high, -np.inf).argmax()), values.shape)
+    return [_rewriting(case, hit, values, worst, (None, float(band.high[worst])), band.source, "at the start", 0)]
+
+
+def large_steps(case: Case) -> list[Finding]:
+    """The stream of most sites grows, while the rate is high, far more than in any healthy run."""
+    probe = "stream_rms"
+    if not case.has(probe):
+        return []
+    record, first = case.record[probe].astype(np.float64), at_start(case.record[probe])
+    band = healthy.change_band(probe, case.scheme, *first.shape)
+    if band is None or not np.isfinite(first).any():
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = np.nanmedian((record / (first * band.high)).reshape(len(record), -1), axis=1)
+    row = int(np.argmax(growth > STEPS_MARGIN))
+    if not growth[row] > STEPS_MARGIN:
+        return []
+    usual = float(np.nanmedian(band.high))
+    worst = float(np.nanmedian(np.nanmax(np.where(np.isfinite(record), record, np.nan), axis=0) / first))
+    step = int(case.record.steps[row])
+    return [
+        Finding(
+            "steps too large",
+            "most sites",
+            step,
+            f"by step {step} the stream had outgrown every healthy run, and it became {worst:.3g} times as large as at the start "
+            f"(median over sites); {recipe(case)}",
+            "Lower the rate or lengthen the warm-up before anything else; clipping bounds a step but not its repetition.",
+            "weights that grow this fast turn every norm's gradient down and every branch into a constant",
+            "growth of the stream",
+            worst,
+            (None, STEPS_MARGIN * usual),
+            f"{STEPS_MARGIN:g} times the largest of {band.source}",
+            step,
+        )
+    ]
+
+
+# ---- the end
+
+
+def rewriting(case: Case) -> list[Finding]:
+    """Sites that end with updates far above those of their neighbours and of healthy runs: each replaces what was there."""
+    probe = "update_ratio"
+    if not case.has(probe):
+        return []
+    values, first = at_end(case.record[probe]), at_start(case.record[probe])
+    beside = neighbours(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        hit = (values > REWRITING_STEP * beside) & (values > REWRITING_RATIO)
+        limit = np.full(values.shape, np.nan)
+        source = "four times its neighbours of the same kind"
+        if (band := healthy.end_band(probe, case.scheme, *values.shape)) is not None:
+            limit = REWRITING_MARGIN * band.high
+            factor = healthy.change_band(probe, case.scheme, *values.shape)
+            if factor is not None and np.isfinite(first).any():
+                limit = np.fmax(limit, REWRITING_MARGIN * factor.high * np.fmin(first, ordinary_start(case, first)))
+            hit &= ~(values <= limit)
+            source = f"{REWRITING_MARGIN:g} times the highest of {band.source}"
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, values / beside, -np.inf).argmax()), values.shape)
+    high = float(limit[worst]) if np.isfinite(limit[worst]) else float(REWRITING_STEP * beside[worst])
+    rows = case.record[probe][:, worst[0], worst[1]] > high
+    return [_rewriting(case, hit, values, worst, (None, high), source, "at the end", since(rows))]
+
+
+def ordinary_start(case: Case, first: np.ndarray) -> np.ndarray:
+    """The largest update ratios that are ordinary at the start; without a measured start four times those of the neighbours."""
+    if (band := start_band(case, "update_ratio")) is not None and band.high.shape == first.shape:
+        return band.high
+    limit = REWRITING_STEP * neighbours(first)
+    limit[0] = first[0]  # whose stream is the embedding alone, as small as it may be
+    return limit
+
+
+def _rewriting(
+    case: Case,
+    hit: np.ndarray,
+    values: np.ndarray,
+    worst: Sequence,
+    bounds: tuple[float | None, float],
+    source: str,
+    when: str,
+    row: int,
+) -> Finding:
+    beside = neighbours(values)[worst[0], worst[1]]
+    value = float(values[worst[0], worst[1]])
+    return Finding(
+        "rewriting layers",
+        sites_named(case.record, hit),
+        int(case.record.steps[0 if when == "at the start" else -1]),
+        f"update/stream ratio {value:.3g} {when}, {value / beside:.2g} times that of its neighbours of the same kind "
+        f"({beside:.2g})",
+        "Look whether its output matrix or gain is out of line, and at the gradient below it; bound it by a norm on the branch's "
+        "output or a smaller scale.",
+        "an update larger than the stream replaces what earlier blocks wrote, and later blocks read little else",
+        "update_ratio",
+        value,
+        bounds,
+        source,
+        int(case.record.steps[row]),
+    )
+
+
+def neighbours(values: np.ndarray) -> np.ndarray:
+    """The median of the nearest blocks' sites of the same kind, two to either side, itself left out."""
+    depth = len(values)
+    rows = []
+    for block in range(depth):
+        first = min(max(0, block - NEIGHBOURS), max(0, depth - 1 - 2 * NEIGHBOURS))
+        near = [i for i in range(first, min(depth, first + 2 * NEIGHBOURS + 1)) if i != block]
+        rows.append(
+            np.nanmedian(np.where(np.isfinite(values[near]), values[near], 0.0), axis=0) if near else values[block]
+        )
+    return np.stack(rows)
+
+
+def restless(case: Case) -> list[Finding]:
+    """Sites whose update ratio still moves when that of the others has settled, or rises while that of the others falls."""
+    if not case.has("update_ratio"):
+        return []
+    record = case.record["update_ratio"]
+    count = max(RESTLESS_ROWS, round(RESTLESS_SHARE * len(record)))
+    if len(record) < 2 * RESTLESS_ROWS:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(record[-count:].astype(np.float64))
+    logs[~np.isfinite(logs)] = np.nan
+    known = np.isfinite(logs).all(axis=0)
+    if not known.any():
+        return []
+    time = np.linspace(-0.5, 0.5, count)[:, None, None]
+    slope = (logs * time).sum(axis=0) / (time**2).sum(axis=0)  # change of log ratio over the whole stretch
+    left = logs - logs.mean(axis=0) - slope * time
+    jitter = np.sqrt(np.square(np.diff(left, axis=0)).mean(axis=0) / 2)
+    usual = np.nanmedian(np.where(known, jitter, np.nan), axis=0)
+    middle = np.nanmedian(np.where(known, slope, np.nan), axis=0)
+    with np.errstate(invalid="ignore"):
+        shakes = known & (jitter > RESTLESS_JITTER) & (jitter > RESTLESS_FACTOR * usual)
+        rises = known & (slope > RISING) & (middle < FALLING) & ~shakes
+    first = int(case.record.steps[-count])
+    found = []
+    for hit, figure, values, usually, verb in (
+        (shakes, "jitter of the update ratio", jitter, usual, "does not settle"),
+        (rises, "trend of the update ratio", slope, middle, "rises while the others fall"),
+    ):
+        if not hit.any():
+            continue
+        worst = np.unravel_index(int(np.where(hit, values, -np.inf).argmax()), values.shape)
+        typical = float(usually[worst[1]])
+        bound = max(RESTLESS_JITTER, RESTLESS_FACTOR * typical) if verb == "does not settle" else RISING
+        found.append(
+            Finding(
+                "restless layers",
+                sites_named(case.record, hit),
+                int(case.record.steps[-1]),
+                f"since step {first} the update/stream ratio {verb}: {TRENDS[verb].format(np.exp(values[worst]), np.exp(typical))}",
+                "Look at this block's gradient and step sizes beside the others'; a lower rate for its role, or for all, or clipping.",
+                "a layer that still moves when the others have settled is trained at too high a rate for it, or works against them",
+                figure,
+                float(values[worst]),
+                (None, float(bound)),
+                "the other sites of the same kind in this run",
+                first,
+            )
+        )
+    return found
+
+
+START_REASONS = {  # of the stream or of updates; low or high
+    (
+        False,
+        "low",
+    ): "updates this small leave the blocks near the identity, and the gradients to their weights small with them",
+    (False, "high"): "updates this large let the stream and its gradients grow with depth",
+    (True, "low"): "a stream this small is overwritten by the first updates that join it",
+    (
+        True,
+        "high",
+    ): "against a stream this large updates of the usual size change nothing, and in low precision they are lost",
+}
+TRENDS = {
+    "does not settle": "from one recorded step to the next it changes by a factor of {:.3g}, others of its kind by {:.3g}",
+    "rises while the others fall": "it changed by a factor of {:.3g}, the median of its kind by {:.3g}",
+}
+TITLES = {"update_rms": "update RMS", "update_ratio": "update/stream ratio", "stream_rms": "stream RMS"}
+
+
+# ---- what only some runs record
+
+
+def uneven_steps(case: Case) -> list[Finding]:
+    """The weights of one block and role move many times as far, for their size, as those of the same role in other blocks."""
+    probe = "role_change"
+    if not case.has(probe) or len(case.record) < 3:
+        return []
+    record = case.record[probe].astype(np.float64)
+    record[record <= 0] = np.nan
+    usual = np.exp(np.nanmedian(np.log(np.where(np.isfinite(record), record, np.nan)), axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        times = np.nanmedian((record / usual)[1:], axis=0)
+        hit = times > UNEVEN
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, times, -np.inf).argmax()), times.shape)
+    roles = case.record.axis_names(probe, times.shape[1])
+    names = [f"{roles[i]} of {ranges(np.flatnonzero(hit[:, i]))}" for i in range(times.shape[1]) if hit[:, i].any()]
+    return [
+        Finding(
+            "uneven steps",
+            "; ".join(names),
+            int(case.record.steps[-1]),
+            f"a step changes {roles[worst[1]]} of block {worst[0]} by {at_end(record)[worst]:.2g} of its size, {times[worst]:.3g} times "
+            "the median of the other blocks (over the recorded steps)",
+            "Look at this weight's learning rate, its size, and its gradient beside the others'.",
+            "with Adam all weights of a role move alike: one that does not has another rate, or is far smaller than its kind",
+            "relative step of a weight over its kind's",
+            float(times[worst]),
+            (None, UNEVEN),
+            "the same role in the other blocks of this run",
+            int(case.record.steps[0]),
+        )
+    ]
+
+
+def biased_adds(case: Case) -> list[Finding]:
+    """The adds lose to one side: rounding that is not to nearest."""
+    signed, mean = case.end("signed_error"), case.end("mean_error")
+    if signed is None or mean is None:
+        return []
+    with np.errstate(invalid="ignore"):
+        hit = (np.abs(signed) > BIASED * mean) & (mean > FEWEST)
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, np.abs(signed), -np.inf).argmax()), signed.shape)
+    return [
+        Finding(
+            "biased adds",
+            sites_named(case.record, hit),
+            case.last_step,
+            f"signed mean error of an add {100 * signed[worst]:.2g} % beside {100 * mean[worst]:.2g} % unsigned",
+            "Look for a truncating cast or accelerator mode at the residual add; keep the stream in float32, or round to nearest.",
+            "an error of one sign adds up over depth as the number of adds, noise as its root",
+            "signed_error",
+            float(signed[worst]),
+            (-BIASED * float(mean[worst]), BIASED * float(mean[worst])),
+            "half the mean error; rounding to nearest stays within a few percent of it",
+        )
+    ]
+
+
+def saturated_attention(case: Case) -> list[Finding]:
+    """Attention that sees one key only, from logits far beyond what a softmax resolves."""
+    entropy, logit = case.end("attention_entropy"), case.end("attention_largest_logit")
+    if entropy is None or logit is None:
+        return []
+    with np.errstate(invalid="ignore"):
+        collapsed = (entropy < ONE_KEY) & (logit > SATURATED_LOGIT)
+        saturated = logit > 10 * SATURATED_LOGIT
+    hit = collapsed | saturated
+    if not hit.any():
+        return []
+    worst = np.unravel_index(int(np.where(hit, logit, -np.inf).argmax()), logit.shape)
+    found = Finding(
+        "saturated attention",
+        sites_named(case.record, hit),
+        case.last_step,
+        f"largest logit {logit[worst]:.3g}, entropy {entropy[worst]:.2g} of its largest",
+        "Look at the norms of the query and key matrices; normalise queries and keys (model.qk_norm=True) or lower the rate.",
+        "a softmax that sees one key passes no gradient to the others, and logits like these come before a loss that diverges "
+        "(Dehghani et al. 2023, 2302.05442; Zhai et al. 2023, 2303.06296)",
+        "attention_largest_logit",
+        float(logit[worst]),
+        (None, SATURATED_LOGIT if collapsed[worst] else 10 * SATURATED_LOGIT),
+        "a softmax resolves differences up to about 20; healthy runs stay below",
+    )
+    if not case.has("attention_largest_logit"):
+        return [found]
+    rows = case.record["attention_largest_logit"][:, worst[0], worst[1]]
+    return [replace(found, since=int(case.record.steps[since(rows > SATURATED_LOGIT)]))]

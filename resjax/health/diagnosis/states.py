@@ -1,0 +1,175 @@
+"""What do the studies of a state say is wrong? Blocks without effect, late layers alike, massive activations, precision."""
+
+from typing import Any
+
+import numpy as np
+
+from resjax.health.diagnosis import healthy
+from resjax.health.diagnosis.case import Case
+from resjax.health.diagnosis.finding import Finding
+from resjax.health.findings import at_end, ranges
+
+DEAD_DELTA, DEAD_RATIO = 0.002, 0.01  # nats that a block is worth, and its update ratio, below which it is dead
+DEAD_SHARE = 0.25  # of the blocks: fewer idle ones are the habit of deep models
+HARM = 0.02  # nats that the loss falls by without a block
+ALIKE_FACTOR, ALIKE = 3.0, 0.01  # below the smallest of healthy runs; and an angle (over pi) that is small by itself
+MASSIVE, MASSIVE_RATIO = 100.0, 1000.0  # Sun et al. 2024 (2402.17762): magnitude, and times the median magnitude
+ROUNDING = 0.01  # nats that the stream's own dtype may cost
+
+
+def examined(case: Case) -> list[Finding]:
+    """All findings of the studies that were made."""
+    return [*idle(case), *harmful(case), *alike(case), *massive(case), *rounding(case)]
+
+
+def idle(case: Case) -> list[Finding]:
+    """Many blocks that the loss does not miss and that hardly change the stream."""
+    if (study := case.studies.get("ablation")) is None:
+        return []
+    delta, blocks = np.asarray(study["delta"]), np.asarray(study["blocks"])
+    dead = delta < DEAD_DELTA
+    if case.has("update_ratio_block"):
+        dead &= at_end(case.record["update_ratio_block"])[blocks] < DEAD_RATIO
+    elif case.has("update_ratio"):
+        dead &= np.nanmax(at_end(case.record["update_ratio"]), axis=1)[blocks] < DEAD_RATIO
+    share = float(dead.mean())
+    if not share > DEAD_SHARE:
+        return []
+    return [
+        Finding(
+            "idle depth",
+            ranges(blocks[dead]),
+            case.last_step,
+            f"{int(dead.sum())} of {len(blocks)} blocks studied are worth less than {DEAD_DELTA:g} nats each and change the stream by less "
+            f"than {DEAD_RATIO:.0%}; effective depth {float(study['effective_depth']):.3g} of {len(blocks)}",
+            "Fewer blocks would do; or give the deeper ones weight: layer-norm scaling, a larger share of the stream, another scheme.",
+            "each of these blocks can be taken out and the loss stays",
+            "share of dead blocks",
+            share,
+            (None, DEAD_SHARE),
+            "blocks below both bounds are dead; a quarter of them is the most that is taken for habit",
+        )
+    ]
+
+
+def harmful(case: Case) -> list[Finding]:
+    """Blocks without which the loss is lower."""
+    if (study := case.studies.get("ablation")) is None:
+        return []
+    delta, blocks = np.asarray(study["delta"]), np.asarray(study["blocks"])
+    hit = delta < -HARM
+    if not hit.any():
+        return []
+    worst = int(np.argmin(delta))
+    return [
+        Finding(
+            "harmful blocks",
+            ranges(blocks[hit]),
+            case.last_step,
+            f"without block {blocks[worst]} the held-out loss is {-delta[worst]:.3f} nats lower",
+            "Compare its update ratio and gradient with its neighbours'; train on from here at a lower rate.",
+            "a trained block should not cost more than it gives",
+            "rise of the loss without the block",
+            float(delta[worst]),
+            (-HARM, None),
+            "0 up to the noise of the held-out tokens",
+        )
+    ]
+
+
+def alike(case: Case) -> list[Finding]:
+    """The streams of late blocks hardly differ in direction."""
+    if (study := case.studies.get("similarity")) is None:
+        return []
+    late = float(study["late"])
+    known = healthy.study_range("late", case.scheme)
+    low = min(ALIKE, known[0] / ALIKE_FACTOR) if known else ALIKE / ALIKE_FACTOR
+    if not late < low:
+        return []
+    return [
+        Finding(
+            "late layers alike",
+            "the last third of the blocks",
+            case.last_step,
+            f"median angle between the streams of the last third of the blocks {180 * late:.2g} degrees",
+            "Compare the loss without them (the ablation study); give them more weight, or leave them out.",
+            "layers that leave the direction of every token as it is leave what the head reads as it is",
+            "angular distance of late layers",
+            late,
+            (low, None),
+            f"a third of the smallest of {known[2]}, and at most {ALIKE:g}" if known else "no healthy run was studied",
+        )
+    ]
+
+
+def massive(case: Case) -> list[Finding]:
+    """A few features of a few tokens dwarf all others."""
+    if (study := case.studies.get("massive")) is None:
+        return []
+    largest, median = np.asarray(study["largest"]), np.asarray(study["median"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = largest / median
+    hit = (largest > MASSIVE) & (times > MASSIVE_RATIO)
+    if not hit.any():
+        return []
+    worst = int(np.where(hit, times, -np.inf).argmax())
+    features = sorted({int(feature) for feature in np.asarray(study["feature"])[hit]})
+    return [
+        Finding(
+            "massive activations",
+            f"{ranges(np.flatnonzero(hit))}; feature{'s' * (len(features) > 1)} {', '.join(map(str, features[:6]))}",
+            case.last_step,
+            f"magnitude {largest[worst]:.3g} after block {worst}, {times[worst]:.3g} times the median, at position "
+            f"{int(np.asarray(study['position'])[worst])}",
+            "Keep the stream in float32 or bfloat16, and quantise with care; they often are attention's way of doing nothing.",
+            "a few elements this large set the norms of their tokens and, in low precision, the resolution of all adds (Sun et al. 2024, "
+            "2402.17762)",
+            "largest over median magnitude",
+            float(times[worst]),
+            (None, MASSIVE_RATIO),
+            "Sun et al. 2024 (2402.17762): above 100, and 1,000 times the median",
+        )
+    ]
+
+
+def rounding(case: Case) -> list[Finding]:
+    """The dtype that the stream has costs loss against a float32 one."""
+    study = case.studies.get("rounding", {}).get(case.dtype)
+    if not isinstance(study, dict) or case.dtype == "float32":
+        return []
+    change = float(study["loss"])
+    if not abs(change) > ROUNDING:
+        return []
+    return [
+        Finding(
+            "costly rounding",
+            "the residual adds",
+            case.last_step,
+            f"with its adds rounded to {case.dtype} the held-out loss is {abs(change):.3f} nats {'higher' if change > 0 else 'lower'} than "
+            "with exact ones",
+            "Keep the stream in float32 (precision.stream=float32): 4 bytes an element, no slower branches.",
+            "only the residual adds differ between the two numbers",
+            "change of the loss",
+            change,
+            (-ROUNDING, ROUNDING),
+            "the noise that 0.01 nats is taken for",
+        )
+    ]
+
+
+def claimed_band(case: Case) -> dict[str, Any] | None:
+    """Where the rule that a healthy update/stream ratio lies in 0.01 to 0.1 agrees with the findings, and where not.
+
+    Returns None where no ratio was recorded; else the number of sites in, below and above the band, and how many of them belong to
+    healthy runs of the set.
+    """
+    if not case.has("update_ratio"):
+        return None
+    ratio = at_end(case.record["update_ratio"])
+    known = np.isfinite(ratio)
+    counts = {"below": ratio < 0.01, "inside": (ratio >= 0.01) & (ratio <= 0.1), "above": ratio > 0.1}
+    found: dict[str, Any] = {name: int((hit & known).sum()) for name, hit in counts.items()}
+    set_of = [run.end["update_ratio"] for run in healthy.runs() if "update_ratio" in run.end]
+    values = np.concatenate([one[np.isfinite(one)] for one in set_of]) if set_of else np.zeros(0)
+    found["healthy_inside"] = float(((values >= 0.01) & (values <= 0.1)).mean()) if len(values) else None
+    return found
