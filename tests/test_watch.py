@@ -14,7 +14,9 @@ from flax import nnx
 from kit import fast
 from resjax import watch
 from resjax.errors import Refused
+from resjax.health.probes import measure_precision, measure_tokens
 from resjax.health.record import FORWARD_PROBES
+from resjax.residual import Flow
 from test_probes import by_hand, lengths
 
 DEPTH, BATCH, TIME, WIDTH = 3, 2, 5, 8
@@ -183,6 +185,29 @@ def test_the_rest_of_the_probes():
         assert found["update_ratio_block"][i] == pytest.approx(np.mean(lengths(gated - h) / lengths(h)), rel=1e-5)
         h = gated
     assert np.isnan(found["swallowed"][:, 1]).all() and np.isfinite(found["swallowed"][:, 0]).all()
+
+
+def test_more_groups():
+    """'tokens' and 'precision' as resjax's own step has them, beside the rest."""
+    w, x = weights(), inputs()
+    plan = watch.Plan(DEPTH, SITES, groups=("tokens", "precision"))
+    found = watch.row(fast(gradient(scanned))(w, plan.taps(), x)[1][1])
+    check(found, oracle())
+    for number, flow in enumerate(kept_by_hand(w, x)[0]):
+        place = divmod(number, len(SITES))
+        kept, update, after = (jnp.asarray(flow[name], jnp.float32) for name in ("kept", "update", "after"))
+        own = Flow(kept, after, kept, update, kept, kept)
+        for name, want in {**measure_tokens(own), **measure_precision(own)}.items():
+            if name in ("token_cosine_centred", "residual_frobenius", "residual_composite", "growth", "headroom"):
+                assert found[name][place] == pytest.approx(float(want), rel=1e-4, abs=1e-6), name
+            assert np.isfinite(found[name][place])
+        assert found["growth"][place] == pytest.approx(
+            np.mean(lengths(flow["after"]) / lengths(flow["kept"])), rel=1e-5
+        )
+        ratio = np.linalg.norm(flow["update"]) / np.linalg.norm(flow["kept"])
+        assert found["update_ratio_frobenius"][place] == pytest.approx(ratio, rel=1e-5)
+    with pytest.raises(Refused, match="groups is 'token', which is none of tokens, precision; did you mean"):
+        watch.Plan(2, groups=("token",))
 
 
 def test_outside_of_a_context_an_add_is_an_add():

@@ -164,6 +164,39 @@ def test_linen_blocks_are_met_by_name():
             f(params, plan.taps(), pattern)
 
 
+class Numbered(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+        return watch.add(x, nn.tanh(nn.Dense(4)(x)), block=number, site="mlp"), None
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        made = nn.scan(
+            nn.remat(Numbered), variable_axes={"params": 0}, split_rngs={"params": True}, length=3, in_axes=0
+        )
+        return made(name="blocks")(x, jnp.arange(3))[0]
+
+
+def test_an_add_in_a_scanned_linen_block():
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4))
+    params = jax.jit(Scanned().init)(jax.random.key(1), x)
+    f = lambda taps: loss_in(taps, Scanned(), params, x)  # noqa: E731
+    found, h = watch.row(fast(jax.grad(f))(watch.Plan(3, ("mlp",)).taps())), np.asarray(x, np.float64)
+    dense = jax.tree.map(np.asarray, params["params"]["blocks"]["Dense_0"])
+    for i in range(3):
+        update = np.tanh(h @ dense["kernel"][i] + dense["bias"][i])
+        ratio = np.mean(np.linalg.norm(update, axis=-1) / np.linalg.norm(h, axis=-1))
+        assert found["update_ratio"][i, 0] == pytest.approx(ratio, rel=1e-4)
+        h = h + update
+
+
+def loss_in(taps: watch.Taps, model: nn.Module, params: Any, x: jax.Array) -> jax.Array:
+    with watch.into(taps):
+        return jnp.sum(jnp.sin(model.apply(params, x)))
+
+
 # ---- the examples and the page
 
 
@@ -203,6 +236,7 @@ def test_a_stranger_learns_and_its_broken_block_is_named(tmp_path, monkeypatch, 
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_linen_models_are_watched(tmp_path, monkeypatch, quickly):
     example = loaded("watch_linen")
     monkeypatch.setattr(example, "DEPTH", 3)

@@ -74,7 +74,7 @@ def sequences(key, count=64):
 def train(model, plan, log, steps):
     x, _ = sequences(jax.random.key(0))
     state = TrainState.create(
-        apply_fn=model.apply, params=model.init(jax.random.key(1), x)["params"], tx=optax.adam(2e-3)
+        apply_fn=model.apply, params=jax.jit(model.init)(jax.random.key(1), x)["params"], tx=optax.adam(2e-3)
     )
 
     @jax.jit

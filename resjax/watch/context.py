@@ -144,7 +144,7 @@ def _at_site(after: jax.Array, block: Any, site: str, **others: jax.Array) -> ja
     plan = taps.plan
     if site not in plan.sites:
         raise not_one_of("site", site, plan.sites)
-    return watched("site", _slot(taps.sites[:, plan.sites.index(site)], block, plan), after, **others)
+    return watched(plan.kind, _slot(taps.sites[:, plan.sites.index(site)], block, plan), after, **others)
 
 
 def _slot(column: jax.Array, block: Any, plan: Plan) -> jax.Array:

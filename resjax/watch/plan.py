@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from resjax.errors import Refused
-from resjax.watch.tap import DTYPES, KINDS, TAIL, width
+from resjax.errors import Refused, not_one_of
+from resjax.watch.tap import DTYPES, TAIL, Kind, site_probes, width
+
+GROUPS = ("tokens", "precision")
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,13 @@ class Plan:
     Attributes:
       blocks: how many blocks there are.
       sites: the adds of one block by name, in their order. ``resjax``'s own blocks have ('attention', 'mlp').
+      groups: more probes than those that are always there: 'tokens' (centred cosine, residual norm, growth), 'precision' (error and bits
+        of the add); see docs/probes.md.
     """
 
     blocks: int
     sites: tuple[str, ...] = ("attention", "mlp")
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sites = (self.sites,) if isinstance(self.sites, str) else tuple(self.sites)
@@ -34,15 +39,26 @@ class Plan:
         if twice := [site for site in sites if sites.count(site) > 1]:
             raise Refused(f"sites names '{twice[0]}' twice, and every add of a block needs a name of its own")
 
+        groups = (self.groups,) if isinstance(self.groups, str) else tuple(dict.fromkeys(self.groups))
+        object.__setattr__(self, "groups", groups)
+        for group in groups:
+            if group not in GROUPS:
+                raise not_one_of("groups", group, GROUPS)
+
+    @property
+    def kind(self) -> Kind:
+        """That of the taps of its sites."""
+        return ("site", *self.groups)
+
     def taps(self, on: Any = True) -> "Taps":
         """The input whose gradient the probes are. ``on``: whether to measure in this call; a traced boolean will do."""
         value = jnp.where(jnp.asarray(on), 0.0, 1.0).astype(jnp.float32)
 
-        def full(kind: str, *shape: int) -> jax.Array:
+        def full(kind: Kind, *shape: int) -> jax.Array:
             return jnp.broadcast_to(value, (*shape, width(kind)))
 
         shape = self.blocks, len(self.sites)
-        return Taps(full("site", *shape), full("block", self.blocks), full("embedded"), full("final"), self)
+        return Taps(full(self.kind, *shape), full("block", self.blocks), full("embedded"), full("final"), self)
 
     def name(self, block: int, site: int) -> str:
         return f"'{self.sites[site]}' of block {block}"
@@ -97,7 +113,7 @@ def row(found: Taps, partial: bool = False) -> dict[str, np.ndarray]:
         return {}
     sites, blocks = _blank(seen["sites"]), _blank(seen["blocks"])
     embedded, final = _blank(seen["embedded"]), _blank(seen["final"])
-    probes = dict(zip(KINDS["site"][0], np.moveaxis(sites, -1, 0), strict=False))
+    probes = dict(zip(site_probes(found.plan.groups), np.moveaxis(sites, -1, 0), strict=False))
     return probes | {
         "stream_grad": _tail(sites, "gradient"),
         "update_ratio_block": blocks[:, 0],

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from resjax.errors import Refused
 from resjax.health.geometry import magnitude
-from resjax.health.probes import measure, measure_block
-from resjax.health.record import FORWARD_PROBES
+from resjax.health.probes import MEASURES, measure, measure_block
+from resjax.health.record import FORWARD_PROBES, MORE_PROBES
 from resjax.residual import Flow
 from resjax.residual.precision import rms
 
@@ -25,33 +25,54 @@ TAIL = ("gradient", "adds", "on", "dtype")
 Parts = dict[str, jax.Array]
 
 
-def of_site(parts: Parts) -> dict[str, jax.Array]:
-    """The forward probes of one site, as of resjax's own; NaN for what the parts cannot tell."""
+def of_site(parts: Parts, groups: tuple[str, ...] = ()) -> dict[str, jax.Array]:
+    """The forward probes of one site, as of resjax's own, and those of more groups; NaN for what the parts cannot tell."""
     update, kept, after = parts.get("update"), parts.get("kept"), parts["after"]
     beside = parts.get("beside", kept)
     before = after if beside is None else beside
-    probes = measure(Flow(before, after, kept, update, before, beside))
-    return {name: probes[name] for name in FORWARD_PROBES}
+    flow = Flow(before, after, kept, update, before, beside)
+    probes = measure(flow)
+    for group in groups:
+        probes |= MEASURES[group](flow)
+    return {name: probes[name] for name in site_probes(groups)}
 
 
+def site_probes(groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the forward probes of a site."""
+    return FORWARD_PROBES + tuple(name for group in groups for name in MORE_PROBES[group])
+
+
+Kind = str | tuple[str, ...]  # one of KINDS; of a site that has more groups of probes ('site', *groups)
 KINDS: dict[str, tuple[tuple[str, ...], Callable[[Parts], dict[str, jax.Array]]]] = {
     "site": (FORWARD_PROBES, of_site),
     "block": (("update_ratio_block",), lambda parts: measure_block(parts["before"], parts["after"])),
     "embedded": (("embed_rms",), lambda parts: {"embed_rms": rms(parts["after"])}),
     "final": (("final_rms",), lambda parts: {"final_rms": rms(parts["after"])}),
+    "gradient": (
+        ("gradient",),
+        lambda parts: {"gradient": magnitude(parts["after"])},
+    ),  # not of a tap: of what comes back
 }
 
 
-def width(kind: str) -> int:
+def probes_of(kind: Kind) -> tuple[tuple[str, ...], Callable[[Parts], dict[str, jax.Array]]]:
+    """Names of a tap's probes, and what measures them."""
+    if isinstance(kind, str):
+        return KINDS[kind]
+    groups = kind[1:]
+    return site_probes(groups), lambda parts: of_site(parts, groups)
+
+
+def width(kind: Kind) -> int:
     """Length of the vector of a tap."""
-    return len(KINDS[kind][0]) + len(TAIL)
+    return len(probes_of(kind)[0]) + len(TAIL)
 
 
-def watched(kind: str, number: jax.Array, after: jax.Array, **others: jax.Array | None) -> jax.Array:
+def watched(kind: Kind, number: jax.Array, after: jax.Array, **others: jax.Array | None) -> jax.Array:
     """``after`` as it is, tapped.
 
     Args:
-      kind: one of :data:`KINDS`.
+      kind: see :data:`Kind`.
       number: (width,) zeros; ones where nothing is to be measured.
       after: (batch, ..., width), the stream from here on.
       others: what else the kind measures, of shapes that broadcast to that of ``after``; None = there is no such thing.
@@ -68,12 +89,12 @@ def watched(kind: str, number: jax.Array, after: jax.Array, **others: jax.Array 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tap(kind: str, after: jax.Array, others: Parts, number: jax.Array) -> jax.Array:
+def _tap(kind: Kind, after: jax.Array, others: Parts, number: jax.Array) -> jax.Array:
     del kind, others, number
     return after
 
 
-def _forward(kind: str, after: jax.Array, others: Parts, number: jax.Array) -> tuple[jax.Array, tuple]:
+def _forward(kind: Kind, after: jax.Array, others: Parts, number: jax.Array) -> tuple[jax.Array, tuple]:
     on = number[0] == 0
     # All in the dtype that the sum has, which holds every term exactly.
     parts = {name: jnp.broadcast_to(x, after.shape).astype(after.dtype) for name, x in others.items()}
@@ -83,7 +104,7 @@ def _forward(kind: str, after: jax.Array, others: Parts, number: jax.Array) -> t
     return after, (on, probes, code)
 
 
-def _backward(kind: str, kept: tuple, gradient: jax.Array) -> tuple[jax.Array, None, jax.Array]:
+def _backward(kind: Kind, kept: tuple, gradient: jax.Array) -> tuple[jax.Array, None, jax.Array]:
     on, probes, code = kept
     size = _pooled("gradient")(on, {"after": gradient})
     seen = on.astype(jnp.float32)
@@ -94,13 +115,13 @@ _tap.defvjp(_forward, _backward)
 
 
 @functools.cache
-def _pooled(kind: str) -> Callable[[jax.Array, Parts], jax.Array]:
+def _pooled(kind: Kind) -> Callable[[jax.Array, Parts], jax.Array]:
     """The measurement ``(on, parts) -> (probes,)``, zeros where ``on`` is False.
 
     Under vmap over samples the samples are measured as one batch, with one result; under vmap over blocks (``on`` then comes from the
     tap of each) each has its own.
     """
-    names, f = KINDS.get(kind, (("gradient",), lambda parts: {"gradient": magnitude(parts["after"])}))
+    names, f = probes_of(kind)
 
     def measured(parts: Parts) -> jax.Array:
         rows = {name: x[None] if x.ndim == 1 else x for name, x in parts.items()}
