@@ -381,7 +381,7 @@ def half(x: jax.Array) -> jax.Array:
 
 
 def everything(x: jax.Array, y: jax.Array, mask: jax.Array | None) -> dict[str, jax.Array]:
-    """All of them; the ranks from one call, since a program is to hold one decomposition."""
+    """All of them; the ranks from one call."""
     found = {name: metric(x, y, mask) for name, (metric, _) in EXTREMES.items() if name not in spectra.RANKS}
     return found | {name: value[0] for name, value in ranks(x, mask).items()}
 
