@@ -22,6 +22,7 @@ from resjax.residual import (
     evaluate,
     start,
 )
+from resjax.residual.connection import stored
 from resjax.residual.inside import Chain, First, Side
 from resjax.residual.parameters import is_variable
 from resjax.residual.scheme import GAINS
@@ -158,7 +159,7 @@ class Stack(nnx.Module):
         """
         side: Side = {}
         with jax.named_scope("open"):
-            stream, probes = self.carry.open(self.ends, embedded, self.units), []
+            stream, probes = stored(self.carry.open(self.ends, embedded, self.units), -1, context), []
         for run, blocks in zip(self.plan, self.runs, strict=True):
             here = slice(run.first, run.first + run.length)
             taps = None if context.taps is None else context.taps[here]

@@ -44,6 +44,7 @@ from resjax.health.series import (
 )
 from resjax.health.spectra import (
     cka,
+    cka_of_pairs,
     collapse,
     effective_rank,
     participation_ratio,
@@ -61,6 +62,7 @@ __all__ = [
     "block_influence",
     "centred",
     "cka",
+    "cka_of_pairs",
     "collapse",
     "composite_norm",
     "cosine",

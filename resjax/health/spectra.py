@@ -220,3 +220,22 @@ def cka(x: jax.Array, y: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     value = cross / jnp.sqrt(jnp.sum(jnp.square(own_x)) * jnp.sum(jnp.square(own_y)))
     comparable = of_x[1] & of_y[1] & ~of_x[0] & ~of_y[0]
     return jnp.where(comparable, value, jnp.nan)
+
+
+def cka_of_pairs(streams: jax.Array) -> jax.Array:
+    """:func:`cka` of every pair of streams (n, ..., width), (n, n); each is prepared once and each pair is compared once."""
+    n = len(streams)
+    rows = streams.reshape(n, -1, streams.shape[-1])
+    left, nothing, known = prepared(rows, None, True)
+    first, second = np.triu_indices(n)
+    by_rows = rows.shape[1] <= rows.shape[2]  # the smaller of the two products
+
+    def cross(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, y = left[pair[0]], left[pair[1]]
+        return jnp.sum(product(x, x.T) * product(y, y.T)) if by_rows else jnp.sum(jnp.square(product_over_rows(x, y)))
+
+    crossed = lax.map(cross, (jnp.asarray(first), jnp.asarray(second)))
+    table = jnp.zeros((n, n), crossed.dtype).at[first, second].set(crossed).at[second, first].set(crossed)
+    own = jnp.sqrt(jnp.diagonal(table))
+    there = known & ~nothing
+    return jnp.where(there[:, None] & there, table / (own[:, None] * own), jnp.nan)

@@ -52,8 +52,8 @@ class Context:
       compute: dtype of the branches.
       side: what earlier blocks hand to the branches of this one, by point.
       keep: (depth, sites) factors on what each site adds, for studies: 0 takes its update away; None = all of it.
-      store: what becomes of an array that a site writes to the stream, given it and the site's number, for studies of
-        precision; None = it is stored as it is.
+      store: what becomes of an array that a site writes to the stream, given it and the site's number (-1: the embedding), for
+        studies of precision; None = it is stored as it is. What a norm after the add reads goes through it too.
     """
 
     train: bool = False

@@ -1,6 +1,6 @@
 """What do studies look at? A model at a state, with held-out tokens, gone through as it is or altered."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from resjax.residual import Context, Flow
 
 MOST = 64  # blocks that a study looks at where each costs a forward pass
 FLOWS = Flow._fields
+ENDS = ("embed_rms", "final_rms")  # probes of the model that are not of its sites
 
 
 class Origin(Protocol):
@@ -69,6 +70,8 @@ class Subject:
     def __post_init__(self) -> None:
         if self.batches.ndim != 3 or not self.batches.size or self.batches.shape[2] < 2:
             raise ValueError(f"batches are (n, B, T + 1) with T of 1 or more, and these are {self.batches.shape}")
+        if self.most < 2:
+            raise ValueError(f"most is {self.most}; the first and the last block make it 2 or more")
 
     @property
     def depth(self) -> int:
@@ -127,6 +130,13 @@ class Subject:
                 seen.append(self.walk.seen(state))
             yield jnp.stack(seen)
 
+    def layers(self, points: list[int] | None = None) -> Iterator[jax.Array]:
+        """Before each of the ``points``, the stream of all tokens (n * B, T, D); see :meth:`Walk.seen`."""
+        states = [state for state, _ in self.opened()]
+        for point in self.points if points is None else points:
+            states = [self.walk.to(state, point) for state in states]
+            yield jnp.concatenate([self.walk.seen(state) for state in states])
+
     def captured(self, *names: str) -> Iterator[dict[str, np.ndarray]]:
         """For every batch, arrays of each site's :class:`Flow` by name, (depth, sites, B, T, D); NaN where a scheme has none.
 
@@ -145,8 +155,17 @@ class Subject:
                 for name in names
             }
 
+        return self.measured(measure)
+
+    def measured(self, measure: Callable[[Flow], dict[str, jax.Array]]) -> Iterator[dict[str, np.ndarray]]:
+        """For every batch, what ``measure`` gives of each site's :class:`Flow`, (depth, sites, ...)."""
         context = replace(self.context, measure=measure)
-        run = jax.jit(lambda model, tokens: {name: model(tokens, context)[1][name] for name in names})
+
+        def probes(model: LM, tokens: jax.Array) -> dict[str, jax.Array]:
+            found = model(tokens, context)[1]
+            return {name: value for name, value in found.items() if name not in ENDS}
+
+        run = jax.jit(probes)
         for batch in self.batches:
             yield jax.device_get(run(self.model, jnp.asarray(batch[:, :-1])))
 

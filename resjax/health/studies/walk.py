@@ -14,6 +14,7 @@ import numpy as np
 from resjax.block import Block, Layer, whole
 from resjax.models.lm import LM, loss
 from resjax.residual import Chain, Context, Run
+from resjax.residual.connection import stored
 from resjax.residual.inside import Keep
 
 
@@ -195,8 +196,7 @@ class Walk:
 
     def _opened(self, model: LM, tokens: jax.Array) -> Any:
         stream = self.stack.carry.open(model.stack.ends, model.embedded(tokens, self.context), self.stack.units)
-        store = self.context.store
-        return stream if store is None else jax.tree.map(lambda part: store(part, -1), stream)
+        return stored(stream, -1, self.context)
 
     def _through(
         self,
