@@ -1,5 +1,6 @@
 """What do the studies of decoding, gradients, Jacobians, updates and steadiness say of whole models whose answer is known?"""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,11 +15,11 @@ from resjax.block import Layer
 from resjax.health.studies import STUDIES, Subject, jacobian
 from resjax.models.lm import loss
 from resjax.residual import CATALOGUE
+from resjax.train.writers import to_json
 from test_catalogue import ALL
 
 PRE_LN = CATALOGUE["pre_ln"]
 NO_BRANCH = PRE_LN.but(name="no_branch", scale=0.0)
-OF_THESE = ("decoding", "gradient", "jacobian", "update", "steadiness")
 SCHEMES = ("pre_ln", "post_ln", "hyper_connections:dynamic", "denseformer", "attnres", "ngpt", "reversible", "highway")
 
 
@@ -53,6 +54,7 @@ def test_every_scheme_has_figures(name):
     assert gradient["size"].shape == (5,) and (gradient["size"] > 0).all() and np.isfinite(gradient["size"]).all()
     assert gradient["identity_share"].shape == (4,) and (np.abs(gradient["identity_share"]) <= 1 + 1e-6).all()
     stretched = STUDIES["jacobian"].run(subject)
+    assert json.dumps(to_json([decoded, gradient, stretched]), allow_nan=False)
     assert stretched["singular"].shape == (4, 11) and stretched["exact"] is True
     known = np.isfinite(stretched["singular"])
     assert not known.any() if name.startswith("attnres") else known.all()
@@ -270,6 +272,7 @@ def test_steadiness_of_a_model_that_did_not_move():
     found = STUDIES["steadiness"].run(subject)
     assert found["ratio"] == pytest.approx(1, abs=1e-4) and found["chance"] > 0.01
     np.testing.assert_array_equal(found["steps"], range(61, 101))
+    assert json.dumps(to_json(found), allow_nan=False)
     without = STUDIES["steadiness"].run(replace(subject, origin=None))
     assert np.isnan(without["ratio"]) and without["lag1"] == found["lag1"]
     assert np.isnan(STUDIES["steadiness"].run(replace(subject, rows=[]))["lag1"])

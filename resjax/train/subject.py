@@ -96,16 +96,28 @@ class Trained:
         """The model after one more step; None where it is not finite, so that no run would apply it.
 
         Raises:
-          Refused: the checkpoint is damaged; the corpus is another one than the run's.
+          Refused: there is no checkpoint of the step or before it, or a step on the way from there is not finite; the corpus is
+            another one than the run's.
         """
         again = self.again
         state, _ = again.before(self.step + 1)
+<<<<<<< HEAD
         while int(state.step) <= self.step:  # once, if the checkpoint is whole
             batch = again.programs.batch(self.training_batch(int(state.step) + 1))
             state, metrics, _ = again.programs.step(state, batch, np.asarray(False))
             if not bool(metrics["finite"]):
                 return None
         return nnx.merge(again.parts.graphdef, state.params)
+=======
+        while True:  # once, if the checkpoint is whole
+            done = int(state.step)
+            batch = again.programs.batch(self.training_batch(done + 1))
+            state, metrics, _ = again.programs.step(state, batch, np.asarray(False))
+            if done == self.step:
+                return nnx.merge(again.parts.graphdef, state.params) if bool(metrics["finite"]) else None
+            if bool(metrics["halted"]):
+                raise Refused(f"step {done + 1} of the run in '{self.folder}' is not finite when it is run again")
+>>>>>>> studies2
 
 
 def held_out(pipeline: Pipeline, tokens: int) -> np.ndarray:

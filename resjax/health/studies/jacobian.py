@@ -21,13 +21,13 @@ EXACT = 256  # numbers a token's stream may have for its Jacobian to be had whol
 CHUNK = 32  # of its rows are worked out at once
 QUANTILES = np.linspace(0, 1, 11)
 PROBES, ROUNDS = 32, 30  # random directions, and rounds towards the largest one, where it is not
-TOKENS = 4  # one a sequence, each at another place
+TOKENS, LENGTH = 4, 32  # one token a sequence, each at another place; sequences are cut to so many
 
 Map = Callable[[Any], Any]
 
 
 def jacobian(subject: Subject) -> dict[str, Any]:
-    """Singular values of single blocks' Jacobians, over a few tokens together.
+    """Singular values of single blocks' Jacobians, over four tokens together, within the first 32 of their sequences.
 
     n streams of a token are one vector. Of a buffer of earlier outputs it is how what the next block reads (the end: what close makes of
     it) depends on the row written last; where all that is ever added to the buffer is updates of sites, as in Attention Residuals, no
@@ -41,7 +41,7 @@ def jacobian(subject: Subject) -> dict[str, Any]:
       places: of the tokens in their sequences, one each of the first sequences.
     """
     walk, blocks = subject.walk, subject.blocks
-    tokens = subject.batches[0, :TOKENS, :-1]
+    tokens = subject.batches[0, :TOKENS, :-1][:, :LENGTH]
     count, length = tokens.shape
     place = (np.arange(1, count + 1) * length + count - 1) // count - 1
     exact, found, state = True, [], walk.open(tokens)
