@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from resjax.data import Pipeline
+from resjax.errors import Refused
 from resjax.health.studies.subject import Subject
 from resjax.models.lm import LM
 from resjax.train.checkpoint import Checkpoints
@@ -101,14 +102,6 @@ class Trained:
         """
         again = self.again
         state, _ = again.before(self.step + 1)
-<<<<<<< HEAD
-        while int(state.step) <= self.step:  # once, if the checkpoint is whole
-            batch = again.programs.batch(self.training_batch(int(state.step) + 1))
-            state, metrics, _ = again.programs.step(state, batch, np.asarray(False))
-            if not bool(metrics["finite"]):
-                return None
-        return nnx.merge(again.parts.graphdef, state.params)
-=======
         while True:  # once, if the checkpoint is whole
             done = int(state.step)
             batch = again.programs.batch(self.training_batch(done + 1))
@@ -117,7 +110,6 @@ class Trained:
                 return nnx.merge(again.parts.graphdef, state.params) if bool(metrics["finite"]) else None
             if bool(metrics["halted"]):
                 raise Refused(f"step {done + 1} of the run in '{self.folder}' is not finite when it is run again")
->>>>>>> studies2
 
 
 def held_out(pipeline: Pipeline, tokens: int) -> np.ndarray:
