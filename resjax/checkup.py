@@ -36,8 +36,8 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
       Refused: there is no run, or it has not come to that step.
     """
     path = Path(folder).expanduser()
-    config = configuration(path, folder)
     notes: list[str] = []
+    config = configuration(path, folder, notes)
     record = HealthRecord.load(path / "health")
     notes += record.notes
     rows = read_metrics(path / "metrics.jsonl", notes)
@@ -80,13 +80,14 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     )
 
 
-def configuration(path: Path, given: str) -> dict[str, Any]:
+def configuration(path: Path, given: str, notes: list[str]) -> dict[str, Any]:
     """The run's resolved fields; empty for the folder of a model that is not resjax's own.
 
     Raises:
       Refused: the folder holds neither.
     """
-    if (path / "config.json").is_file():
+    facts = read_json(path / "config.json", notes)
+    if "residual" in facts:
         return to_dict(fields(path / "config.json"))
     if path.is_dir() and ((path / "health").is_dir() or (path / "metrics.jsonl").is_file()):
         return {}

@@ -3,6 +3,8 @@
 import re
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -170,6 +172,23 @@ def test_adds_that_lose_to_one_side_are_biased(arrays):
     assert kinds(case(arrays)) == ["biased adds"]
     arrays["signed_error"][:] = 2e-5
     assert kinds(case(arrays)) == []
+
+
+@pytest.mark.parametrize("way, found", [("truncating", ["biased adds"]), ("nearest", []), ("stochastic", [])])
+def test_a_truncating_add_is_told_from_a_rounding_one(way, found):
+    """A12: two streams of real adds, one rounded to nearest, one cut off."""
+    from resjax.health.metrics import precision_figures, round_to
+    from resjax.health.record import HealthRecord
+
+    record, names = HealthRecord(), ("mean_error", "signed_error")
+    for step in (1, 2, 3):
+        keys = jax.random.split(jax.random.key(step), 3)
+        kept, update = jax.random.normal(keys[0], (4, 64, 32)), 0.3 * jax.random.normal(keys[1], (4, 64, 32))
+        kept = round_to(kept, jnp.bfloat16)
+        after = round_to(kept + update, jnp.bfloat16, way, keys[2])
+        figures = [precision_figures(update[i], kept[i], after[i]) for i in range(4)]
+        record.append(step, {name: np.array([[one[name]] for one in figures]) for name in names})
+    assert kinds(Case("adds", record, dtype="bfloat16")) == found
 
 
 def test_attention_that_sees_one_key_is_saturated(arrays):

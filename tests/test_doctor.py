@@ -36,8 +36,7 @@ def said(capfd, *words):
 def whole(tmp_path_factory):
     """A finished run; checkpoints at 5, 10, 15, 20."""
     folder = tmp_path_factory.mktemp("whole")
-    with runs.quick():
-        assert run(runs.calm(folder), folder / "run") == 0
+    assert run(runs.calm(folder), folder / "run") == 0
     return folder / "run"
 
 
@@ -118,7 +117,7 @@ def test_two_runs_side_by_side(copy, troubled, capfd):
         (["RUN", "--studies="], "--studies is ''"),
         (["RUN", "--follow", "--json"], "--follow and --json contradict"),
         (["RUN", "--follow", "--step=3"], "--follow and --step contradict"),
-        (["RUN", "--folow"], "did you mean '--follow'"),
+        (["RUN", "--folow"], "did you mean --follow"),
         (["RUN", "--step=x"], "--step"),
         ([""], "RUN is empty"),
         ([], "RUN"),
@@ -159,6 +158,41 @@ def test_a_model_that_is_not_ours_has_findings_and_no_commands(tmp_path, capfd):
     assert "not resjax" in (tmp_path / "theirs" / "doctor.html").read_text()
 
 
+def test_a_folder_that_was_filled_by_watching(tmp_path, capfd):
+    from resjax import watch
+
+    rng = np.random.default_rng(0)
+    with watch.Log(tmp_path / "theirs", config={"model": {"depth": 4, "width": 8}}, sites=("mlp",)) as log:
+        for step in range(1, 7):
+            update = rng.normal(size=(4, 2, 16, 8))
+            update[2] = 0
+            log.write(
+                step, watch.from_arrays({"mlp": rng.normal(size=(4, 2, 16, 8))}, {"mlp": update}), loss=3.0 / step
+            )
+        log.close()
+    code, out, err = said(capfd, tmp_path / "theirs")
+    assert code == 0 and not err and "dead branches: mlp of block 2, since step 1" in out and "resjax.main" not in out
+
+
+def test_the_first_value_that_is_not_finite_is_named(tmp_path, capfd):
+    scheme = tmp_path / "own.py"
+    scheme.write_text(
+        "import jax.numpy as jnp\nfrom resjax.residual import CATALOGUE\n"
+        "def bad(site):\n    return jnp.where((site.step == 6) & (site.block == 1), jnp.nan, 1.0)\n"
+        "ONCE = CATALOGUE['pre_ln'].but(name='once', scale=bad)\n"
+    )
+    assert run(runs.calm(tmp_path), tmp_path / "run", residual__name=f"{scheme}:ONCE") == 4
+    code, out, _ = said(capfd, tmp_path / "run", "--check", "--studies=none")
+    lines = out.splitlines()
+    assert (
+        code == 1
+        and lines[1] == "1 finding"
+        and lines[2].startswith("1. non-finite value: forward pass, block 1, attention, scale of the update")
+        and "step 7" in lines[2]
+    )
+    assert "resjax.replay" in out
+
+
 def test_every_study_speaks_json_and_is_drawn_or_left_out(whole):
     case = case_of(str(whole), studies=tuple(STUDIES), start=True)
     missing = set(STUDIES) - set(case.studies)
@@ -185,7 +219,7 @@ def test_every_study_speaks_json_and_is_drawn_or_left_out(whole):
 
 
 def test_follow_tells_findings_as_they_come_and_ends_with_the_run(tmp_path, monkeypatch, capfd):
-    whole = synthetic_run.write_run(tmp_path / "whole", trouble=True, rows=51)
+    whole = synthetic_run.write_run(tmp_path / "whole", rows=51)
     going = tmp_path / "going"
     going.mkdir()
     shutil.copy(whole / "config.json", going)
@@ -197,7 +231,9 @@ def test_follow_tells_findings_as_they_come_and_ends_with_the_run(tmp_path, monk
         part = HealthRecord()
         for first in (0, 25):
             for i in range(first, min(first + 25, len(record)) if first == 0 else len(record)):
-                part.append(int(record.steps[i]), {name: record[name][i] for name in record})
+                row = {name: record[name][i] for name in record}
+                row["token_cosine"] = row["token_cosine"] if first == 0 else np.full_like(row["token_cosine"], 0.99)
+                part.append(int(record.steps[i]), row)
             part.flush(going / "health")
             count = len(lines) // 2 if first == 0 else len(lines)
             (going / "metrics.jsonl").write_text("".join(line + "\n" for line in lines[:count]))
