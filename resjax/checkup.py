@@ -20,6 +20,7 @@ from resjax.train.checkpoint import Checkpoints
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
 
+FEW, TOKENS = 4096, {"decoding": 12_288}  # held-out tokens of a study, and of those that learn from them
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
 ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
@@ -48,7 +49,7 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     if step is not None and not 1 <= step <= last:
         raise Refused(f"--step is {step}, but the run in '{folder}' has done {last} steps; give one from 1 to {last}")
     if step is not None and step < last:
-        record, rows = until(record, step), [row for row in rows if row["step"] <= step]
+        record, rows = record.until(step), [row for row in rows if row["step"] <= step]
         if int(section(summary, "nonfinite").get("step") or 0) > step:
             summary = {name: value for name, value in summary.items() if name != "nonfinite"}
     saved = checkpoints_in(path)
@@ -57,13 +58,12 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     state = None
     if config and studies:
         if by_then:
-            state = by_then[-1]
-            found = studied(folder, state, studies, notes)
+            state, found = studied(str(path), by_then, studies, notes)
         else:
             notes.append(f"no studies: there is no checkpoint{f' up to step {step}' if step else ''}")
     first: Mapping[str, np.ndarray] = {}
     if config and start and len(record):
-        first = start_of(folder, config, notes)
+        first = start_of(str(path), config, notes)
     return Case(
         name=path.resolve().name,
         record=record,
@@ -75,7 +75,7 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
         studies=found,
         state=state,
         saved=saved,
-        path=folder,
+        path=str(path),
         notes=notes,
     )
 
@@ -87,21 +87,14 @@ def configuration(path: Path, given: str, notes: list[str]) -> dict[str, Any]:
       Refused: the folder holds neither.
     """
     facts = read_json(path / "config.json", notes)
-    if "residual" in facts:
+    if facts and "recorded_by" not in facts:
         return to_dict(fields(path / "config.json"))
+    if notes:  # damaged
+        raise Refused(f"'{given}' has a config.json that cannot be read: {notes[0].partition(': ')[2]}")
     if path.is_dir() and ((path / "health").is_dir() or (path / "metrics.jsonl").is_file()):
         return {}
     siblings = [str(one.parent) for one in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
     raise Refused(f"'{given}' holds no run (it has neither config.json nor health/){nearest(given, siblings)}")
-
-
-def until(record: HealthRecord, step: int) -> HealthRecord:
-    """The rows up to ``step``."""
-    kept = HealthRecord(record.sites, record.roles)
-    names = list(record)
-    for i in np.flatnonzero(record.steps <= step):
-        kept.append(int(record.steps[i]), {name: record[name][i] for name in names})
-    return kept
 
 
 def checkpoints_in(path: Path) -> list[int]:
@@ -115,17 +108,27 @@ def checkpoints_in(path: Path) -> list[int]:
         checkpoints.close()
 
 
-def studied(folder: str, step: int, names: Sequence[str], notes: list[str]) -> dict[str, Mapping[str, Any]]:
-    """What the studies find at a saved step; one that this run has no ground for is left out with a note."""
-    subject = subject_of(folder, step)
-    notes += [note for note in subject.notes if note not in notes]
+def studied(
+    folder: str, steps: Sequence[int], names: Sequence[str], notes: list[str]
+) -> tuple[int | None, dict[str, Mapping[str, Any]]]:
+    """The newest of the saved ``steps`` that can be read, and what the studies find there; what they cannot is told in ``notes``."""
     found: dict[str, Mapping[str, Any]] = {}
-    for name in names:
+    for step in reversed(steps):
         try:
-            found[name] = STUDIES[name].run(subject)
+            subjects = {
+                tokens: subject_of(folder, step, tokens) for tokens in {TOKENS.get(name, FEW) for name in names}
+            }
         except Refused as refused:
-            notes.append(f"study '{name}' left out: {refused}")
-    return found
+            notes.append(f"no studies of step {step}: {str(refused).partition(chr(10))[0]}")
+            continue
+        notes += [note for subject in subjects.values() for note in subject.notes if note not in notes]
+        for name in names:
+            try:
+                found[name] = STUDIES[name].run(subjects[TOKENS.get(name, FEW)])
+            except Refused as refused:
+                notes.append(f"study '{name}' left out: {refused}")
+        return step, found
+    return None, found
 
 
 def start_of(folder: str, config: Mapping[str, Any], notes: list[str]) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("run", metavar="RUN", help="the run's folder")
-    made.add_argument("--step", metavar="N", type=int, help="as the run was at this step (default: now)")
+    made.add_argument("--step", metavar="N", type=int, help="as the run (or both) was at this step (default: now)")
     made.add_argument("--against", metavar="RUN", help="a second run, side by side")
     made.add_argument(
         "--studies",
@@ -82,7 +82,7 @@ def _doctor(words: Sequence[str]) -> int:
     if arguments.follow:
         follow(arguments.run)
     diagnosis = diagnose(case_of(arguments.run, arguments.step, studies))
-    against = diagnose(case_of(arguments.against, None, studies)) if arguments.against else None
+    against = diagnose(case_of(arguments.against, arguments.step, studies)) if arguments.against else None
     found = diagnosis.as_dict() | ({"against": against.as_dict()} if against else {})
     text = json.dumps(to_json(found), indent=1, allow_nan=False)
     written = write(Path(arguments.run).expanduser(), text, diagnosis, against)
@@ -140,27 +140,29 @@ def follow(folder: str) -> None:
     from resjax.health.diagnosis import Finding, diagnose
 
     path = Path(folder).expanduser()
-    known: dict[tuple[str, str], Finding] = {}
+    known: dict[str, Finding] = {}
     stamp, changed = None, time.monotonic()
     while True:
         now = _stamp(path)
         if now != stamp:
             stamp, changed = now, time.monotonic()
             case = case_of(folder, start=False)
-            found = {(one.kind, one.where): one for one in diagnose(case).findings}
+            found = {one.kind: one for one in reversed(diagnose(case).findings)}  # of one kind the gravest
             step = max([int(row["step"]) for row in case.rows[-1:]], default=0)
             for key in known.keys() - found.keys():
-                print(f"step {step}: over: {key[0]}, {key[1]}", flush=True)
-            for key in found.keys() - known.keys():
-                one = found[key]
-                print(f"step {step}: {one.kind}, {one.where}: {one.evidence}", flush=True)
+                print(f"step {step}: over: {key}, {known[key].where}", flush=True)
+            for key in found:
+                if key not in known or found[key].where != known[key].where:
+                    one = found[key]
+                    print(f"step {step}: {one.kind}, {one.where}: {one.evidence}", flush=True)
             if not known and not found:
                 print(f"step {step}: no findings", flush=True)
             known = found
         if (path / "summary.json").is_file():
             print("the run has ended", flush=True)
             return
-        if time.monotonic() - changed > QUIET and not in_use(path):
+        locked = bool(case.config)  # who watches another model takes no lock
+        if locked and time.monotonic() - changed > QUIET and not in_use(path):
             print("nobody trains in this folder", flush=True)
             return
         time.sleep(LOOKS)

@@ -124,12 +124,13 @@ def _train(words: Sequence[str]) -> int:
             raise Refused(f"--evaluate and --{name} contradict one another: --evaluate trains nothing")
     from resjax.config.load import load
 
-    config = load(os.path.expanduser(arguments.config), overrides)
+    spec = os.path.expanduser(arguments.config)
+    config = load(spec, overrides)
     if arguments.workdir == "":
         raise Refused("--workdir is empty; name a folder, or leave it out")
     from resjax.config.folder import default_folder
 
-    workdir = arguments.workdir or default_folder(arguments.config, overrides)
+    workdir = arguments.workdir or default_folder(spec, overrides)
     from resjax.train import session  # loads JAX
 
     if arguments.parameters:

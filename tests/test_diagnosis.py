@@ -216,14 +216,14 @@ def test_branches_that_never_opened_are_dead_where_the_others_have(arrays):
 def test_idle_depth_harmful_blocks_and_late_layers_alike(arrays):
     delta = np.full(DEPTH, 0.05)
     blocks = np.arange(DEPTH)
-    ablation = {"delta": delta, "blocks": blocks, "effective_depth": 12.0}
+    dead = np.zeros(DEPTH, bool)
+    ablation = {"delta": delta, "blocks": blocks, "dead": dead, "effective_depth": 12.0}
     similarity = {"late": 0.04, "blocks": np.arange(DEPTH + 1)}
     studies = {"ablation": ablation, "similarity": similarity}
     assert states_found(arrays, studies) == []
-    arrays["update_ratio_block"][:, 4:10] = 0.005
-    delta[4:10] = 0.0005
+    dead[4:10] = True
     assert states_found(arrays, studies) == ["idle depth"]
-    delta[:] = 0.05
+    dead[:] = False
     delta[3] = -0.1
     assert states_found(arrays, studies) == ["harmful blocks"]
     delta[3] = 0.05
@@ -245,6 +245,8 @@ def test_massive_activations_and_costly_rounding(arrays):
     assert states_found(arrays, {"rounding": rounding}, dtype="bfloat16") == ["costly rounding"]
     assert states_found(arrays, {"rounding": rounding}, dtype="float16") == []
     assert states_found(arrays, {"rounding": rounding}) == []
+    overflow = {"loss": 2.0, "formats": {"float16": {"loss": np.nan}}}
+    assert states_found(arrays, {"rounding": overflow}, dtype="float16") == ["costly rounding"]
 
 
 # ---- ranges, remedies, page

@@ -263,3 +263,18 @@ def test_other_roles_are_not_taken_for_the_same(tmp_path):
     by_role(tmp_path, [1], ("k", "v"))
     read = HealthRecord.load(tmp_path)
     assert read.steps.tolist() == [0] and "its roles are k, v, not q, write" in read.notes[0]
+
+
+def test_the_record_up_to_a_step_keeps_what_was_not_recorded(tmp_path):
+    record = HealthRecord(("mixer",))
+    for step in (1, 2):
+        record.append(step, {"stream_rms": np.ones((2, 1))})
+    record.flush(tmp_path)
+    record = HealthRecord(("mixer",))
+    for step in (3, 4):
+        record.append(step, {"stream_rms": np.ones((2, 1)), "stream_grad": np.ones((2, 1))})
+    record.flush(tmp_path)
+    cut = HealthRecord.load(tmp_path).until(3)
+    assert cut.steps.tolist() == [1, 2, 3] and cut.sites == ("mixer",) and set(cut) == {"stream_rms", "stream_grad"}
+    assert cut.recorded("stream_grad").tolist() == [False, False, True] and cut.recorded("stream_rms").all()
+    assert HealthRecord.load(tmp_path).until(2).recorded("stream_grad").tolist() == [False, False]

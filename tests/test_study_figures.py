@@ -258,3 +258,9 @@ def test_rows_of_training_losses_up_to_the_step():
         {"step": 20, "loss": 1.0},
     ]
     assert steadiness.logged(rows, 10) == ([1, 10], [3.0, 2.0])
+
+
+def test_open_brackets_are_counted_from_the_sequences_start():
+    text = np.array([list(b"a(b[c])d"), list(b")(x)]{y("), list(b"(((((((a")])
+    want = [[0, 1, 1, 2, 2, 1, 0, 0], [0, 1, 1, 0, 0, 1, 1, 2], [1, 2, 3, 4, 4, 4, 4, 4]]
+    assert decoding.open_brackets(text).tolist() == want

@@ -82,9 +82,9 @@ def bad_cells(record: HealthRecord, name: str) -> np.ndarray:
         accident = np.isnan(values) & ~(never & np.isfinite(values).any())
         accident &= record.recorded(name).reshape(-1, *[1] * (values.ndim - 1))
     elif "finite" in record and values.ndim > 1:
-        broken = record["finite"] == 0
+        broken = np.asarray(record["finite"] < 1)
         if broken.shape != values.shape:  # one value a block, or one a block and role
-            broken = broken.any(axis=2, keepdims=values.ndim == 3)
+            broken = np.any(broken, axis=2, keepdims=values.ndim == 3)
         accident = np.isnan(values) & ~never & broken
     return np.isinf(values) | accident
 
@@ -93,7 +93,7 @@ def non_finite(record: HealthRecord) -> list[Finding]:
     """The first step with a NaN or an infinity and where it arose: first in depth going forward; and, if an earlier
     step had a finite forward pass but not a finite gradient, last in depth going backward.
     """
-    forward = record["finite"] == 0 if "finite" in record else None
+    forward = record["finite"] < 1 if "finite" in record else None
     backward = next((bad_cells(record, name) for name in BACKWARD[:2] if name in record), None)
     first_forward, first_backward = _first_row(forward), _first_row(backward)
     findings = []
@@ -210,14 +210,11 @@ def token_collapse(record: HealthRecord) -> list[Finding]:
     last_blocks = cosine[:, first:].reshape(len(cosine), -1)
     lowest = np.where(np.isnan(last_blocks), np.inf, last_blocks).min(axis=1)  # inf where nothing was measured
     rows = np.flatnonzero(np.isfinite(lowest))
-    if not len(rows) or not np.median(lowest[rows[-LAST_ROWS:]]) > COLLAPSED_COSINE:
+    if not len(rows) or not (end := np.median(lowest[rows[-LAST_ROWS:]])) > COLLAPSED_COSINE:
         return []
     below = rows[lowest[rows] <= COLLAPSED_COSINE]
     first_row = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
-    evidence = (
-        f"mean cosine between different tokens at least {lowest[rows[-1]]:.3f} at step {record.steps[rows[-1]]}, "
-        f"above {COLLAPSED_COSINE:g}"
-    )
+    evidence = f"mean cosine between different tokens at least {end:.3f} at the end, above {COLLAPSED_COSINE:g}"
     advice = (
         "Compare the loss with the unigram baseline: a collapsed model has learned token frequencies only. Keep the "
         "skip of attention at 1, lower the learning rate, lengthen the warm-up, or take pre_ln, sandwich_branch or "
@@ -225,7 +222,7 @@ def token_collapse(record: HealthRecord) -> list[Finding]:
     )
     where = f"{ranges(range(first, depth))} (the last)"
     step = record.steps[first_row]
-    found = measured("token_cosine", lowest[rows[-1]], (None, COLLAPSED_COSINE), step)
+    found = measured("token_cosine", end, (None, COLLAPSED_COSINE), step)
     return [_finding("token collapse", where, step, evidence, advice) | found]
 
 

@@ -161,6 +161,10 @@ def bits_of_mean_error(rows: jax.Array) -> jax.Array:
 # How a probe of the whole batch comes from those of its slices; all others: mean. Exact, but for what is a statistic of a slice itself
 # (ranks and centred cosines, about the slice's own tokens) and for ratios of totals, which take their denominators for equal.
 MERGE: dict[str, Merge] = {
+    "stream_rms": root_mean_square,
+    "update_rms": root_mean_square,
+    "embed_rms": root_mean_square,
+    "final_rms": root_mean_square,
     "stream_max": lambda rows: jnp.max(rows, axis=0),
     "update_max": lambda rows: jnp.max(rows, axis=0),
     "finite": lambda rows: jnp.min(rows, axis=0),

@@ -185,6 +185,16 @@ class HealthRecord:
         blank[slice(len(self) - len(array), None) if rows else slice(0, len(array))] = array
         return blank
 
+    def until(self, step: int) -> "HealthRecord":
+        """The same up to ``step``; what was not recorded in a row stays so."""
+        kept = HealthRecord(self.sites, self.roles)
+        kept.notes = self.notes
+        rows = self.steps <= step
+        kept._steps = self.steps[rows]
+        kept._arrays = {name: self[name][rows] for name in self}
+        kept._missing = {name: missing for name in self if (missing := ~self.recorded(name)[rows]).any()}
+        return kept
+
     def site_names(self, count: int) -> tuple[str, ...]:
         """Names of the model's sites, in the order of the arrays' last axis, of which there are ``count``."""
         return self.sites if len(self.sites) == count else site_names(count)

@@ -33,6 +33,9 @@ REASONS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+WENT_ON = "the step was not applied, and the run went on without it"
+
+
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
     """What the doctor says of a run.
@@ -96,7 +99,11 @@ def recorded(case: Case) -> list[Finding]:
     if nonfinite := section(case.summary, "nonfinite"):
         verdict = located(verdict, nonfinite)
     made = [Finding.of(found) for found in verdict["findings"]]
-    return [replace(one, reason=REASONS[one.kind][0], source=REASONS[one.kind][1]) for one in made]
+    goes_on = str(section(case.config, "train").get("on_nonfinite") or "stop") != "stop" or (
+        section(case.config, "precision").get("loss_scale") is not None
+    )
+    reasons = REASONS | ({NON_FINITE: (WENT_ON, "")} if goes_on else {})
+    return [replace(one, reason=reasons[one.kind][0], source=reasons[one.kind][1]) for one in made]
 
 
 def merged(found: list[Finding]) -> list[Finding]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
-from resjax.health.findings import section
+from resjax.health.findings import section, since
 from resjax.health.series import spike_episodes
 
 TAIL = 0.05  # of the run: what its last loss is the mean of
@@ -30,23 +30,30 @@ def last_loss(loss: np.ndarray) -> float:
 
 def diverged(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
     """The loss ends above its start."""
-    first, last = loss[0], last_loss(loss)
+    fresh = steps[0] <= 1
+    first = loss[0] if fresh else float(np.median(loss[: max(3, round(TAIL * len(loss)))]))
+    last = last_loss(loss)
     if not last > first + DIVERGED:
         return []
-    above = np.flatnonzero(loss > first + DIVERGED)
+    when = int(steps[since(loss > first + DIVERGED)])
+    began = (
+        "a loss above that of random weights"
+        if fresh
+        else f"a loss above that which the run went on from at step {steps[0]}"
+    )
     return [
         Finding(
             "diverging loss",
             "the whole run",
-            int(steps[above[0]]),
+            when,
             f"the loss ends at {last:.3f} nats and began at {first:.3f}; {recipe(case)}",
-            "Look at which block's figures moved first (python -m resjax.replay RUN --spike=1).",
-            "a loss above that of random weights means that steps were larger than the network could follow",
+            "Look at which block's figures moved first, in the profiles by step of report.html.",
+            f"{began} means that steps were larger than the network could follow",
             "loss",
             last,
             (None, float(first + DIVERGED)),
-            "the run's own first loss",
-            int(steps[above[0]]),
+            "0.05 nats above the run's own first loss",
+            when,
         )
     ]
 
@@ -66,7 +73,9 @@ def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
             f"step{'s' * (len(found) > 1)} {listed}",
             int(steps[worst.top]),
             f"{len(found)} ({told}); the highest reaches {worst.peak:.3f} nats from {worst.before:.3f}; {recipe(case)}",
-            "python -m resjax.replay RUN --spike=1 rebuilds the states around the first, with the change by block.",
+            f"python -m resjax.replay {case.path} --spike=1 rebuilds the states around the first, with the change by block."
+            if case.config
+            else "Look at which block's figures moved first, in the profiles by step of report.html.",
             "a loss that leaves its recent median by more than 0.1 nats and 7 robust deviations is no noise of the batches",
             "spike height",
             float(worst.peak - worst.before),
@@ -84,8 +93,6 @@ def frequencies(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding
         return []
     if loss[0] - last < 2 * NEAR_FLOOR:  # it began there
         return []
-    near = np.flatnonzero(~(np.abs(loss - floor) < 2 * NEAR_FLOOR))
-    since = steps[min(near[-1] + 1, len(steps) - 1)] if len(near) else steps[0]
     return [
         Finding(
             "token frequencies only",
@@ -98,7 +105,7 @@ def frequencies(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding
             last,
             (None, float(floor - NEAR_FLOOR)),
             "the unigram baseline of the data",
-            int(since),
+            int(steps[since(np.abs(loss - floor) < 2 * NEAR_FLOOR)]),
         )
     ]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from resjax.health.diagnosis import known
 from resjax.health.normal import LIKE
 
 PATH = Path(__file__).with_name("healthy.json")
@@ -120,8 +121,10 @@ def stretched(profile: np.ndarray, depth: int, sites: int) -> np.ndarray:
         logs = np.log(profile)
     columns = []
     for i in range(sites):
-        known = np.isfinite(logs[:, i])
-        columns.append(np.exp(np.interp(here, there[known], logs[known, i])) if known.any() else np.full(depth, np.nan))
+        there_is = np.isfinite(logs[:, i])
+        columns.append(
+            np.exp(np.interp(here, there[there_is], logs[there_is, i])) if there_is.any() else np.full(depth, np.nan)
+        )
     return np.stack(columns, axis=1)
 
 
@@ -130,7 +133,4 @@ def _band(profiles: list[np.ndarray], who: str) -> Band | None:
     if not told:
         return None
     stack = np.stack(told)
-    low = np.where(np.isfinite(stack), stack, np.inf).min(axis=0)
-    high = np.where(np.isfinite(stack), stack, -np.inf).max(axis=0)
-    none = ~np.isfinite(stack).any(axis=0)
-    return Band(np.where(none, np.nan, low), np.where(none, np.nan, high), who)
+    return Band(known.smallest(stack, 0), known.largest(stack, 0), who)

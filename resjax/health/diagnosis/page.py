@@ -142,7 +142,7 @@ def of_figure(figure: figures.Figure, runs: Sequence[Diagnosis], names: Sequence
                 lines.append(Line(f"step {record.steps[0]}", of_site(at_start(values), site), "early", blocks))
             label = f"{name}, at the end" if len(runs) > 1 else f"at the end (step {record.steps[-1]})"
             lines.append(Line(label, of_site(at_end(values), site), ("late", "other")[index], blocks))
-        kind = "" if site is None else f", {record.site_names(shape[-1])[site]}"
+        kind = "" if site is None else f", {record.axis_names(figure.probe, shape[-1])[site]}"
         panel = Panel(
             f"{figure.title}{kind}",
             figure.unit,

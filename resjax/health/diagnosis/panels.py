@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+import matplotlib
 import matplotlib.image
 import numpy as np
 
@@ -98,7 +99,7 @@ def _svg(panel: Panel) -> str:
         low, high = min(low, panel.reach[0]), max(high, panel.reach[1])
     pad = 0.06 * (high - low) or (0.3 if panel.log else 0.5 * abs(high) or 0.5)
     low, high = low - pad, high + pad
-    last = max(max(_blocks(line)[-1] for line in panel.lines), 1)
+    last = max([1, *(_blocks(line)[-1] for line in panel.lines if len(line.values))])
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def x(block: float) -> float:
@@ -238,8 +239,11 @@ def matrix(
 ) -> str:
     """A figure of (points, points): what one depth has to do with another, depth 0 at the lower left."""
     picture = io.BytesIO()
-    shown = np.repeat(np.repeat(np.nan_to_num(values[::-1]), _cell(values), 0), _cell(values), 1)
-    matplotlib.image.imsave(picture, shown, vmin=span[0], vmax=span[1], cmap="viridis", format="png")
+    shown = np.repeat(np.repeat(values[::-1], _cell(values), 0), _cell(values), 1)
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad=(0, 0, 0, 0))  # no value: the page shows through
+    matplotlib.image.imsave(
+        picture, np.ma.masked_invalid(shown), vmin=span[0], vmax=span[1], cmap=colours, format="png"
+    )
     data = base64.b64encode(picture.getvalue()).decode("ascii")
     side = HEIGHT - TOP - BOTTOM
     first, last = int(blocks[0]), int(blocks[-1])

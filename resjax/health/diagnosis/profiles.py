@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from resjax.health.diagnosis import healthy
+from resjax.health.diagnosis import healthy, known
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.course import recipe
 from resjax.health.diagnosis.finding import Finding
@@ -49,12 +49,8 @@ def start_band(case: Case, probe: str) -> Band | None:
     drawn = case.start.get(probe)
     if drawn is None or not np.isfinite(drawn).any():
         return None
-    known = np.isfinite(drawn)
-    low = np.where(known, drawn, np.inf).min(axis=0)
-    high = np.where(known, drawn, -np.inf).max(axis=0)
-    none = ~known.any(axis=0)
-    source = f"this scheme at its start under the ordinary init, {len(drawn)} seeds"
-    return Band(np.where(none, np.nan, low), np.where(none, np.nan, high), source).widened(START_MARGIN)
+    source = f"{START_MARGIN:g} times around this scheme's own start under the ordinary init, {len(drawn)} seeds"
+    return Band(known.smallest(drawn, 0), known.largest(drawn, 0), source).widened(START_MARGIN)
 
 
 def start_out_of_range(case: Case) -> list[Finding]:
@@ -70,14 +66,13 @@ def start_out_of_range(case: Case) -> list[Finding]:
         with np.errstate(invalid="ignore"):
             low, high = values < band.low, values > band.high
         for hit, side in ((low, "low"), (high, "high")):
-            if hit.mean() > 0.5:
+            if hit.sum() > 0.5 * max(1, np.isfinite(values).sum()):
                 return [_whole_start(case, probe, values, band, side)]
     return [*_some_start(case)]
 
 
 def _whole_start(case: Case, probe: str, values: np.ndarray, band: Band, side: str) -> Finding:
-    middle = float(np.nanmedian(values))
-    low, high = float(np.nanmedian(band.low)), float(np.nanmedian(band.high))
+    middle, low, high = known.median(values), known.median(band.low), known.median(band.high)
     factor = middle / np.sqrt(low * high) if low > 0 else np.inf
     times = f"{1 / factor:.2g} times smaller" if side == "low" else f"{factor:.2g} times larger"
     return Finding(
@@ -103,12 +98,14 @@ def _some_start(case: Case) -> list[Finding]:
     values = at_start(case.record[probe])
     if values.shape != band.low.shape:
         return []
+    limit = np.fmax(band.high * (REWRITING_MARGIN / START_MARGIN), REWRITING_RATIO)
     with np.errstate(invalid="ignore"):
-        hit = values > np.maximum(band.high * (REWRITING_MARGIN / START_MARGIN), REWRITING_RATIO)
+        hit = values > limit
     if not hit.any():
         return []
-    worst = np.unravel_index(int(np.where(hit, values / band.high, -np.inf).argmax()), values.shape)
-    return [_rewriting(case, hit, values, worst, (None, float(band.high[worst])), band.source, "at the start", 0)]
+    worst = np.unravel_index(int(np.where(hit, values / limit, -np.inf).argmax()), values.shape)
+    source = f"half the stream, or {REWRITING_MARGIN:g} times this scheme's own start under the ordinary init, whichever is more"
+    return [_rewriting(case, hit, values, worst, (None, float(limit[worst])), source, "at the start", 0)]
 
 
 def large_steps(case: Case) -> list[Finding]:
@@ -121,12 +118,13 @@ def large_steps(case: Case) -> list[Finding]:
     if band is None or not np.isfinite(first).any():
         return []
     with np.errstate(divide="ignore", invalid="ignore"):
-        growth = np.nanmedian((record / (first * band.high)).reshape(len(record), -1), axis=1)
-    row = int(np.argmax(growth > STEPS_MARGIN))
-    if not growth[row] > STEPS_MARGIN:
+        growth = known.median((record / (first * band.high)).reshape(len(record), -1), 1)
+        worst = known.median(known.largest(record, 0) / first)
+    with np.errstate(invalid="ignore"):
+        outgrown = growth > STEPS_MARGIN
+    if not outgrown.any():
         return []
-    usual = float(np.nanmedian(band.high))
-    worst = float(np.nanmedian(np.nanmax(np.where(np.isfinite(record), record, np.nan), axis=0) / first))
+    row, usual = int(np.argmax(outgrown)), known.median(band.high)
     step = int(case.record.steps[row])
     return [
         Finding(
@@ -156,23 +154,25 @@ def rewriting(case: Case) -> list[Finding]:
         return []
     values, first = at_end(case.record[probe]), at_start(case.record[probe])
     beside = neighbours(values)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        hit = (values > REWRITING_STEP * beside) & (values > REWRITING_RATIO)
-        limit = np.full(values.shape, np.nan)
-        source = "four times its neighbours of the same kind"
-        if (band := healthy.end_band(probe, case.scheme, *values.shape)) is not None:
-            limit = REWRITING_MARGIN * band.high
-            factor = healthy.change_band(probe, case.scheme, *values.shape)
-            if factor is not None and np.isfinite(first).any():
-                limit = np.fmax(limit, REWRITING_MARGIN * factor.high * np.fmin(first, ordinary_start(case, first)))
-            hit &= ~(values <= limit)
-            source = f"{REWRITING_MARGIN:g} times the highest of {band.source}"
+    limit = np.fmax(REWRITING_STEP * beside, REWRITING_RATIO)
+    source = "half the stream, or four times the neighbours of the same kind, whichever is more"
+    if (band := healthy.end_band(probe, case.scheme, *values.shape)) is not None:
+        limit = np.fmax(limit, REWRITING_MARGIN * band.high)
+        factor = healthy.change_band(probe, case.scheme, *values.shape)
+        if factor is not None:
+            limit = np.fmax(limit, REWRITING_MARGIN * factor.high * np.fmin(first, ordinary_start(case, first)))
+        source = (
+            f"the most of: half the stream, four times the neighbours of the same kind, and {REWRITING_MARGIN:g} times the end, or "
+            f"the change since the start, of {band.source}"
+        )
+    with np.errstate(invalid="ignore"):
+        hit = values > limit
     if not hit.any():
         return []
-    worst = np.unravel_index(int(np.where(hit, values / beside, -np.inf).argmax()), values.shape)
-    high = float(limit[worst]) if np.isfinite(limit[worst]) else float(REWRITING_STEP * beside[worst])
-    rows = case.record[probe][:, worst[0], worst[1]] > high
-    return [_rewriting(case, hit, values, worst, (None, high), source, "at the end", since(rows))]
+    worst = np.unravel_index(int(np.where(hit, values / limit, -np.inf).argmax()), values.shape)
+    with np.errstate(invalid="ignore"):
+        rows = case.record[probe][:, worst[0], worst[1]] > limit[worst]
+    return [_rewriting(case, hit, values, worst, (None, float(limit[worst])), source, "at the end", since(rows))]
 
 
 def ordinary_start(case: Case, first: np.ndarray) -> np.ndarray:
@@ -196,12 +196,14 @@ def _rewriting(
 ) -> Finding:
     beside = neighbours(values)[worst[0], worst[1]]
     value = float(values[worst[0], worst[1]])
+    compared = (
+        f", {value / beside:.2g} times that of its neighbours of the same kind ({beside:.2g})" if beside > 0 else ""
+    )
     return Finding(
         "rewriting layers",
         sites_named(case.record, hit),
         int(case.record.steps[0 if when == "at the start" else -1]),
-        f"update/stream ratio {value:.3g} {when}, {value / beside:.2g} times that of its neighbours of the same kind "
-        f"({beside:.2g})",
+        f"update/stream ratio {value:.3g} {when}{compared}",
         "Look whether its output matrix or gain is out of line, and at the gradient below it; bound it by a norm on the branch's "
         "output or a smaller scale.",
         "an update larger than the stream replaces what earlier blocks wrote, and later blocks read little else",
@@ -214,15 +216,12 @@ def _rewriting(
 
 
 def neighbours(values: np.ndarray) -> np.ndarray:
-    """The median of the nearest blocks' sites of the same kind, two to either side, itself left out."""
-    depth = len(values)
-    rows = []
+    """The median of the nearest blocks' sites of the same kind, two to either side, itself left out; NaN where none of them has a value."""
+    depth, rows = len(values), []
     for block in range(depth):
         first = min(max(0, block - NEIGHBOURS), max(0, depth - 1 - 2 * NEIGHBOURS))
         near = [i for i in range(first, min(depth, first + 2 * NEIGHBOURS + 1)) if i != block]
-        rows.append(
-            np.nanmedian(np.where(np.isfinite(values[near]), values[near], 0.0), axis=0) if near else values[block]
-        )
+        rows.append(known.median(values[near], 0) if near else np.full(values.shape[1], np.nan))
     return np.stack(rows)
 
 
@@ -237,18 +236,17 @@ def restless(case: Case) -> list[Finding]:
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(record[-count:].astype(np.float64))
     logs[~np.isfinite(logs)] = np.nan
-    known = np.isfinite(logs).all(axis=0)
-    if not known.any():
+    whole = np.isfinite(logs).all(axis=0)
+    if not whole.any():
         return []
     time = np.linspace(-0.5, 0.5, count)[:, None, None]
     slope = (logs * time).sum(axis=0) / (time**2).sum(axis=0)  # change of log ratio over the whole stretch
     left = logs - logs.mean(axis=0) - slope * time
     jitter = np.sqrt(np.square(np.diff(left, axis=0)).mean(axis=0) / 2)
-    usual = np.nanmedian(np.where(known, jitter, np.nan), axis=0)
-    middle = np.nanmedian(np.where(known, slope, np.nan), axis=0)
+    usual, middle = (known.median(np.where(whole, x, np.nan), 0) for x in (jitter, slope))
     with np.errstate(invalid="ignore"):
-        shakes = known & (jitter > RESTLESS_JITTER) & (jitter > RESTLESS_FACTOR * usual)
-        rises = known & (slope > RISING) & (middle < FALLING) & ~shakes
+        shakes = whole & (jitter > RESTLESS_JITTER) & (jitter > RESTLESS_FACTOR * usual)
+        rises = whole & (slope > RISING) & (middle < FALLING) & ~shakes
     first = int(case.record.steps[-count])
     found = []
     for hit, figure, values, usually, verb in (
@@ -307,9 +305,9 @@ def uneven_steps(case: Case) -> list[Finding]:
         return []
     record = case.record[probe].astype(np.float64)
     record[record <= 0] = np.nan
-    usual = np.exp(np.nanmedian(np.log(np.where(np.isfinite(record), record, np.nan)), axis=1, keepdims=True))
+    usual = np.exp(known.median(np.log(record), 1))[:, None]
+    times = known.median((record / usual)[1:], 0)
     with np.errstate(invalid="ignore"):
-        times = np.nanmedian((record / usual)[1:], axis=0)
         hit = times > UNEVEN
     if not hit.any():
         return []
@@ -388,4 +386,5 @@ def saturated_attention(case: Case) -> list[Finding]:
     if not case.has("attention_largest_logit"):
         return [found]
     rows = case.record["attention_largest_logit"][:, worst[0], worst[1]]
-    return [replace(found, since=int(case.record.steps[since(rows > SATURATED_LOGIT)]))]
+    assert found.range is not None
+    return [replace(found, since=int(case.record.steps[since(rows > found.range[1])]))]

@@ -98,6 +98,10 @@ def skips_on(config: Mapping[str, Any]) -> Overrides:
     return tuple(found)
 
 
+def wider_branches(config: Mapping[str, Any]) -> Overrides:
+    return (("precision.compute", "bfloat16"),) if section(config, "precision").get("compute") == "float16" else ()
+
+
 def scheme(name: str) -> Callable[[Mapping[str, Any]], Overrides]:
     """Another scheme; none where the run has it already."""
     return lambda config: () if section(config, "residual").get("name") == name else (("residual.name", name),)
@@ -152,7 +156,7 @@ BFLOAT16 = Remedy(
     "precision",
     "branches in bfloat16, whose range is float32's",
     "Kalamkar et al. 2019 (1905.12322)",
-    fixed(precision__compute="bfloat16"),
+    wider_branches,
     True,
 )
 PASS_OVER = Remedy(

@@ -16,7 +16,7 @@ def studies_shown(cases: Sequence[Case], names: Sequence[str]) -> str:
     """The section of all studies; empty where none was made."""
     panels = [panel for make in PANELS for panel in make(cases, names)]
     body = "".join(drawn(panel) for panel in panels if told(panel)) + "".join(matrices(cases[0]))
-    if not body:
+    if not body and not numbers(cases[0]):
         return ""
     steps = " and ".join(str(case.state) for case in cases if case.state is not None)
     about = f"Measured on held-out text at step {steps}."
@@ -25,16 +25,21 @@ def studies_shown(cases: Sequence[Case], names: Sequence[str]) -> str:
 
 
 def lines(
-    cases: Sequence[Case], names: Sequence[str], study: str, pick: Callable[[Study], Any], name: str
+    cases: Sequence[Case],
+    names: Sequence[str],
+    study: str,
+    pick: Callable[[Study], Any],
+    name: str,
+    every: bool = False,
 ) -> list[Line]:
-    """One line a run that has the study; named by the run where there are several."""
+    """One line a run that has the study, named by the run where there are several; of ``every`` block, or of those the study lists."""
     made = []
     for case, run, look in zip(cases, names, LOOKS, strict=False):
         found = case.studies.get(study)
         if found is None:
             continue
         values = np.asarray(pick(dict(found)), np.float64)
-        blocks = found.get("blocks", ())
+        blocks = () if every else found.get("blocks", ())
         label = f"{run}: {name}" if len(cases) > 1 else name
         made.append(Line(label, values, look, np.asarray(blocks) if len(blocks) == len(values) else None))
     return made
@@ -64,7 +69,7 @@ def lens(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
 
 
 def influence(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "similarity", lambda found: found["influence"], "1 − cosine over a block")
+    made = lines(cases, names, "similarity", lambda found: found["influence"], "1 − cosine over a block", every=True)
     what = "One minus the mean cosine between the stream before and after a block (Men et al. 2024, 2403.03853)."
     return [Panel("Block influence", "0 to 2", what, made, log=True)] if made else []
 
@@ -166,6 +171,13 @@ def matrices(case: Case) -> list[str]:
         "Linear CKA of the streams at two depths: 1 up to a rotation and a factor (Kornblith et al. 2019, 1905.00414)."
     )
     return [
-        matrix("Angular distance", "0 to 1", what_angle, angular, (0.0, max(0.5, float(np.nanmax(angular)))), blocks),
+        matrix(
+            "Angular distance",
+            "0 to 1",
+            what_angle,
+            angular,
+            (0.0, max(0.5, float(np.nan_to_num(angular).max()))),
+            blocks,
+        ),
         matrix("Linear CKA", "0 to 1", what_cka, cka, (0.0, 1.0), blocks),
     ]

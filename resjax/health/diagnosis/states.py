@@ -1,5 +1,6 @@
 """What do the studies of a state say is wrong? Blocks without effect, late layers alike, massive activations, precision."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ from resjax.health.diagnosis import healthy
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.findings import at_end, ranges
+from resjax.health.studies.ablation import DEAD_NATS, DEAD_RATIO
 
-DEAD_DELTA, DEAD_RATIO = 0.002, 0.01  # nats that a block is worth, and its update ratio, below which it is dead
 DEAD_SHARE = 0.25  # of the blocks: fewer idle ones are the habit of deep models
 HARM = 0.02  # nats that the loss falls by without a block
 ALIKE_FACTOR, ALIKE = 3.0, 0.01  # below the smallest of healthy runs; and an angle (over pi) that is small by itself
@@ -26,12 +27,7 @@ def idle(case: Case) -> list[Finding]:
     """Many blocks that the loss does not miss and that hardly change the stream."""
     if (study := case.studies.get("ablation")) is None:
         return []
-    delta, blocks = np.asarray(study["delta"]), np.asarray(study["blocks"])
-    dead = delta < DEAD_DELTA
-    if case.has("update_ratio_block"):
-        dead &= at_end(case.record["update_ratio_block"])[blocks] < DEAD_RATIO
-    elif case.has("update_ratio"):
-        dead &= np.nanmax(at_end(case.record["update_ratio"]), axis=1)[blocks] < DEAD_RATIO
+    dead, blocks = np.asarray(study["dead"], bool), np.asarray(study["blocks"])
     share = float(dead.mean())
     if not share > DEAD_SHARE:
         return []
@@ -40,8 +36,8 @@ def idle(case: Case) -> list[Finding]:
             "idle depth",
             ranges(blocks[dead]),
             case.last_step,
-            f"{int(dead.sum())} of {len(blocks)} blocks studied are worth less than {DEAD_DELTA:g} nats each and change the stream by less "
-            f"than {DEAD_RATIO:.0%}; effective depth {float(study['effective_depth']):.3g} of {len(blocks)}",
+            f"{int(dead.sum())} of {len(blocks)} blocks studied are worth less than {DEAD_NATS:g} nats each and change the stream by less "
+            f"than {DEAD_RATIO:.0%}{carried(study)}",
             "Fewer blocks would do; or give the deeper ones weight: layer-norm scaling, a larger share of the stream, another scheme.",
             "each of these blocks can be taken out and the loss stays",
             "share of dead blocks",
@@ -50,6 +46,12 @@ def idle(case: Case) -> list[Finding]:
             "blocks below both bounds are dead; a quarter of them is the most that is taken for habit",
         )
     ]
+
+
+def carried(study: Mapping[str, Any]) -> str:
+    """The effective depth in words; empty where no block is worth anything."""
+    value = float(study["effective_depth"])
+    return f"; effective depth {value:.3g} of {len(study['blocks'])}" if np.isfinite(value) else ""
 
 
 def harmful(case: Case) -> list[Finding]:
@@ -138,15 +140,19 @@ def rounding(case: Case) -> list[Finding]:
     if case.dtype == "float32" or case.dtype not in formats:
         return []
     change = float(formats[case.dtype]["loss"])
-    if not abs(change) > ROUNDING:
+    if abs(change) <= ROUNDING:
         return []
+    told = (
+        f"{abs(change):.3f} nats {'higher' if change > 0 else 'lower'} than"
+        if np.isfinite(change)
+        else "not finite, and it is"
+    )
     return [
         Finding(
             "costly rounding",
             "the residual adds",
             case.last_step,
-            f"with its adds rounded to {case.dtype} the held-out loss is {abs(change):.3f} nats {'higher' if change > 0 else 'lower'} than "
-            "with exact ones",
+            f"with its adds rounded to {case.dtype} the held-out loss is {told} with exact ones",
             "Keep the stream in float32 (precision.stream=float32): 4 bytes an element, no slower branches.",
             "only the residual adds differ between the two numbers",
             "change of the loss",
@@ -171,5 +177,7 @@ def claimed_band(case: Case) -> dict[str, Any] | None:
     found: dict[str, Any] = {name: int((hit & known).sum()) for name, hit in counts.items()}
     set_of = [run.end["update_ratio"] for run in healthy.runs() if "update_ratio" in run.end]
     values = np.concatenate([one[np.isfinite(one)] for one in set_of]) if set_of else np.zeros(0)
+    if not known.any():
+        return None
     found["healthy_inside"] = float(((values >= 0.01) & (values <= 0.1)).mean()) if len(values) else None
     return found

@@ -68,7 +68,7 @@ STUDY = Study(
     "ablation",
     ablation,
     "what each block is worth",
-    "Rise of the loss when the updates of one block or site are set to 0, and how many blocks carry that weight (claims M15; Veit et al. "
+    "Rise of the loss when the updates of one block or site are set to 0, and how many blocks carry that weight (Veit et al. "
     "2016, 1605.06431).",
     "slow",
 )

@@ -1,4 +1,4 @@
-"""What can be read off the stream by a straight map, and how deep? The token itself, the one before, its place, the next one (M5).
+"""What can be read off the stream by a straight map, and how deep? The token, the one before, its place, brackets, the next one (M5).
 
 Probes in the sense of Alain and Bengio 2016 (1610.01644). NumPy on the host, float64.
 """
@@ -11,6 +11,9 @@ from resjax.health.studies.study import Study
 from resjax.health.studies.subject import Subject
 
 TARGETS = ("current token", "previous token", "position", "next token")
+BRACKETS = "bracket depth"  # of texts of bytes only
+OPENING, CLOSING, DEEPEST = b"([{", b")]}", 4
+BYTES = 256
 # Ridge penalties to choose among, in units of the features' mean variance.
 PENALTIES = (1e-6, 1e-4, 1e-2, 1e-1, 1.0, 10.0)
 MOST_TRAINING, MOST_TESTING = 8192, 4096  # tokens that a probe learns from, and that it is judged by
@@ -24,7 +27,8 @@ def decoding(subject: Subject) -> dict[str, Any]:
       accuracy: (targets, points), share of the test's tokens.
       chance: (targets,), accuracy of always saying what is most frequent.
       above: (targets, points), the accuracy with chance taken off: 0 is chance, 1 is all.
-      targets: their names.
+      targets: their names; ``bracket depth``, of texts of bytes, is how many brackets are open after a token, counted from the
+        sequence's start, 4 standing for more.
       points: before which blocks, the depth being after the last.
       training, testing: tokens.
 
@@ -32,9 +36,10 @@ def decoding(subject: Subject) -> dict[str, Any]:
     """
     batches, points, walk = subject.batches, subject.points, subject.walk
     sequences = batches.reshape(-1, batches.shape[-1])
-    parts, labels = divided(*sequences.shape), labelled(sequences)
-    accuracy = np.full((len(TARGETS), len(points)), np.nan)
-    by_chance, counts = np.full(len(TARGETS), np.nan), (0, 0)
+    targets = [*TARGETS, BRACKETS] if subject.model.shape.vocab == BYTES else list(TARGETS)
+    parts, labels = divided(*sequences.shape), labelled(sequences)[: len(targets)]
+    accuracy = np.full((len(targets), len(points)), np.nan)
+    by_chance, counts = np.full(len(targets), np.nan), (0, 0)
     if parts is not None and labels.size:
         by_chance = chance(labels, parts)
         counts = tuple(sum(map(len, some)) * labels.shape[-1] for some in (parts[:2], parts[2:]))
@@ -49,7 +54,7 @@ def decoding(subject: Subject) -> dict[str, Any]:
         "accuracy": accuracy,
         "chance": by_chance,
         "above": (accuracy - by_chance[:, None]) / np.where(by_chance < 1, 1 - by_chance, np.nan)[:, None],
-        "targets": list(TARGETS),
+        "targets": targets,
         "points": np.array(points),
         "training": counts[0],
         "testing": counts[1],
@@ -85,7 +90,15 @@ def labelled(batches: np.ndarray) -> np.ndarray:
     The first token has none before it.
     """
     place = np.broadcast_to(np.arange(1, batches.shape[1] - 1), (len(batches), batches.shape[1] - 2))
-    return np.stack([batches[:, 1:-1], batches[:, :-2], place, batches[:, 2:]])
+    return np.stack([batches[:, 1:-1], batches[:, :-2], place, batches[:, 2:], open_brackets(batches)[:, 1:-1]])
+
+
+def open_brackets(batches: np.ndarray) -> np.ndarray:
+    """How many brackets are open after each byte of sequences (n, length), 0 to ``DEEPEST``; one that closes none counts for nothing."""
+    steps = np.isin(batches, list(OPENING)).astype(int) - np.isin(batches, list(CLOSING))
+    total = np.cumsum(steps, axis=1)
+    below = np.minimum(np.minimum.accumulate(total, axis=1), 0)  # closed ones that were opened before the sequence
+    return np.minimum(total - below, DEEPEST)
 
 
 def chance(labels: np.ndarray, parts: Parts) -> np.ndarray:
@@ -146,6 +159,6 @@ STUDY = Study(
     decoding,
     "what can be read off the stream",
     "Accuracy of a ridge probe for the token, the one before, the place and the next token from the stream before "
-    "every block (Alain and Bengio 2016, 1610.01644; claims M5).",
+    "every block (Alain and Bengio 2016, 1610.01644).",
     "quick",
 )

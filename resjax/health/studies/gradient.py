@@ -28,11 +28,11 @@ def gradient(subject: Subject) -> dict[str, Any]:
         states = walk.states(batch[:, :-1])
         cotangent = walk.gradient(states[-1], batch[:, 1:])
         last = newest(walk, cotangent[0], depth)
-        size[depth] += per_token(last).sum() * batch[:, 1:].size
+        size[depth] += per_token(last).sum()
         for place in reversed(range(depth)):
             cotangent = walk.pull(states[place], cotangent)
             here = newest(walk, cotangent[0], place)
-            size[place] += per_token(here).sum() * batch[:, 1:].size
+            size[place] += per_token(here).sum()
             sums[place] += products(here, last)
         tokens += batch[:, 1:].size
     size /= tokens
@@ -86,6 +86,6 @@ STUDY = Study(
     gradient,
     "the gradient by depth",
     "Length of the loss's gradient at the stream before every block, and the share of it that comes straight down "
-    "through the skips (claims M6; He et al. 2016, 1603.05027).",
+    "through the skips (He et al. 2016, 1603.05027).",
     "quick",
 )

@@ -41,6 +41,6 @@ STUDY = Study(
     lens,
     "the answer by depth",
     "Loss of the final norm and head read after each block, and the share of tokens whose likeliest token is already the final one "
-    "(the logit lens, nostalgebraist 2020; claims M17).",
+    "(the logit lens, nostalgebraist 2020).",
     "quick",
 )

@@ -35,6 +35,6 @@ STUDY = Study(
     "order",
     order,
     "what the order of blocks is worth",
-    "Rise of the loss when two neighbouring blocks change places (claims M17; Veit et al. 2016, 1605.06431).",
+    "Rise of the loss when two neighbouring blocks change places (Veit et al. 2016, 1605.06431).",
     "slow",
 )

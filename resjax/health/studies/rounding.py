@@ -54,7 +54,7 @@ def rounding(subject: Subject, names: Sequence[str] = tuple(FORMATS)) -> dict[st
             error, size = float(magnitude(last - exact)), float(magnitude(exact))
             sums[name].append({"loss": float(nats), "error": error**2, "size": size**2, **jax.device_get(probes)})
     means = {
-        name: {key: np.mean([one[key] for one in found], axis=0) for key in found[0]} for name, found in sums.items()
+        name: {key: over_batches(key, [one[key] for one in found]) for key in found[0]} for name, found in sums.items()
     }
     whole = float(means["float32"]["loss"])
     return {"loss": whole, "formats": {name: _figures(mean, whole) for name, mean in means.items()}}
@@ -69,6 +69,12 @@ def _figures(mean: dict[str, Any], whole: float) -> dict[str, Any]:
             "effective_bits": -np.log2(mean["update_error"]),
             "signed_error": mean["signed_error"],
         }
+
+
+def over_batches(name: str, values: Sequence[Any]) -> Any:
+    """A figure of all batches from those of each: errors by their root mean square, others by their mean."""
+    with np.errstate(all="ignore"):
+        return np.sqrt(np.mean(np.square(values), axis=0)) if name == "update_error" else np.mean(values, axis=0)
 
 
 def in_float32(model: LM) -> LM:
@@ -116,6 +122,6 @@ STUDY = Study(
     rounding,
     "what a narrower stream would lose",
     "The residual adds alone rounded to bfloat16 (to nearest, truncating, at random) and float16, all else in float32: loss, final "
-    "stream, and bits of each update that arrive (claims M12).",
+    "stream, and bits of each update that arrive.",
     "quick",
 )

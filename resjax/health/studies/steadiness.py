@@ -102,6 +102,6 @@ STUDY = Study(
     steadiness,
     "how the end of the run swings",
     "Spread of the training loss in the last 40 % of the logged steps beside that of the frozen model on the same "
-    "batches, and its strongest period against noise (claims M14).",
+    "batches, and its strongest period against noise.",
     "quick",
 )

@@ -53,7 +53,6 @@ STUDY = Study(
     "update",
     update,
     "what one more step changes",
-    "Mean length of the change of a held-out token's logits by the run's own next step (Wang et al. 2022, 2203.00555; "
-    "claims M18).",
+    "Mean length of the change of a held-out token's logits by the run's own next step (Wang et al. 2022, 2203.00555).",
     "quick",
 )

@@ -80,7 +80,9 @@ class Walk:
             ),
             "closed": jax.jit(lambda ends, stream, g: pulled(lambda s: self._closed(ends, s), stream, g)),
         }
-        self._gradient = jax.jit(jax.grad(self._nats, argnums=1))
+        self._gradient = jax.jit(
+            jax.grad(lambda model, stream, targets: self._nats(model, stream, targets) * targets.size, argnums=1)
+        )
 
     # ------------------------------------------------------------------ forward
 
@@ -159,7 +161,10 @@ class Walk:
     # ------------------------------------------------------------------ derivatives
 
     def gradient(self, end: State, targets: np.ndarray | jax.Array) -> tuple[Any, dict]:
-        """The gradient of the mean loss at the state after the last block, as :attr:`State.parts`."""
+        """The gradient of the summed loss at the state after the last block, as :attr:`State.parts`.
+
+        Summed, not mean: a token's share of a mean over thousands is below what float16 holds.
+        """
         stream = self._gradient(self.model, end.stream, jnp.asarray(targets))
         return stream, jax.tree.map(jnp.zeros_like, end.side)
 
