@@ -26,7 +26,12 @@ from resjax.health.record import HealthRecord
 from resjax.train.writers import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDIED = ("similarity", "ablation")
+STUDIED = ("similarity",)
+READ = (  # what the doctor reads of a record
+    "update_ratio", "update_rms", "stream_rms", "token_cosine", "stream_max", "finite", "swallowed", "stream_grad",
+    "update_ratio_block", "param_grad_block", "attention_entropy", "attention_largest_logit", "mean_error", "signed_error",
+    "role_change",
+)  # fmt: skip
 KEPT = ROOT / "benchmarks" / "results" / "healthy"
 SMALL = {
     "data.source": "markov",
@@ -91,24 +96,9 @@ def train(name: str) -> dict[str, Any]:
             "summary": {key: case.summary.get(key) for key in ("steps", "eval_loss", "baselines", "stream_dtype")},
             "rows": [{key: row[key] for key in ("step", "loss", "grad_norm", "lr") if key in row} for row in case.rows],
             "steps": case.record.steps.tolist(),
-            "probes": {probe: rounded(case.record[probe]) for probe in case.record},
-            "studies": numbers(case.studies),
+            "probes": {probe: rounded(case.record[probe]) for probe in READ if probe in case.record},
+            "studies": {"late": float(f"{case.studies['similarity']['late']:.4g}")},
         }
-
-
-def numbers(studies: Any) -> dict[str, float]:
-    """The single numbers of studies that ranges are taken of."""
-    found = {}
-    if "similarity" in studies:
-        found["late"] = float(studies["similarity"]["late"])
-    if "ablation" in studies:
-        delta = np.asarray(studies["ablation"]["delta"])
-        found |= {"effective_depth": float(studies["ablation"]["effective_depth"]), "least_delta": float(delta.min())}
-    if "massive" in studies:
-        found["massive"] = float(
-            np.nanmax(np.asarray(studies["massive"]["largest"]) / np.asarray(studies["massive"]["median"]))
-        )
-    return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
 def rounded(values: np.ndarray) -> Any:
@@ -136,7 +126,7 @@ def the_set() -> dict[str, Any]:
             continue
         kept = json.loads((KEPT / f"{name}.json").read_text())
         record, config = record_of(kept), kept["config"]
-        over = [probe for probe in record if record[probe].ndim == 3]
+        over = [probe for probe in record if record[probe].ndim == 3 and probe != "role_change"]
         model, data = config["model"], config["data"]
         made.append(
             {

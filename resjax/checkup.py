@@ -37,8 +37,8 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
       Refused: there is no run, or it has not come to that step.
     """
     path = Path(folder).expanduser()
+    config = configuration(folder)
     notes: list[str] = []
-    config = configuration(path, folder, notes)
     record = HealthRecord.load(path / "health")
     notes += record.notes
     rows = read_metrics(path / "metrics.jsonl", notes)
@@ -80,12 +80,13 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     )
 
 
-def configuration(path: Path, given: str, notes: list[str]) -> dict[str, Any]:
-    """The run's resolved fields; empty for the folder of a model that is not resjax's own.
+def configuration(given: str) -> dict[str, Any]:
+    """The resolved fields of the run in a folder; empty for that of a model that is not resjax's own.
 
     Raises:
-      Refused: the folder holds neither.
+      Refused: the folder holds neither, or a damaged config.json.
     """
+    path, notes = Path(given).expanduser(), list[str]()
     facts = read_json(path / "config.json", notes)
     if facts and "recorded_by" not in facts:
         return to_dict(fields(path / "config.json"))

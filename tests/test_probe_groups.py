@@ -31,6 +31,8 @@ ALL = frozenset(MORE_PROBES)
 SITES = [name for group, names in MORE_PROBES.items() if group not in ("roles", "optimizer") for name in names]
 SCHEMES = ("pre_ln", "post_ln", "attnres", "reversible", "ngpt", "highway", "parallel", "hyper_connections:dynamic")
 
+QUICK = ("pre_ln", "attnres", "hyper_connections:dynamic")
+
 
 def scheme_of(name):
     base, _, form = name.partition(":")
@@ -133,7 +135,9 @@ def attention_by_hand(logits):
     }
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES]
+)
 def test_probes_are_their_formulas(name):
     """M1c, M2, M3, M4, M12, M13 from float64 copies of what flowed; NaN exactly where the scheme has no such thing."""
     scheme, dtype = scheme_of(name), "bfloat16" if name == "post_ln" else "float32"

@@ -40,11 +40,16 @@ def study(name, model, tokens=None, **options):
     return STUDIES[name].run(Subject(model, text() if tokens is None else tokens, **options))
 
 
+def some(quick, others):
+    """Names, the others among the slow tests."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
 # ------------------------------------------------------------------ every scheme
 
 
 @pytest.mark.parametrize(
-    "name", [*SCHEMES, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in SCHEMES)]
+    "name", [name if name in ("pre_ln", "attnres") else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
 )
 def test_every_scheme_has_figures(name):
     subject = Subject(make(ALL[name], depth=4, width=16, length=8), text())
@@ -119,7 +124,9 @@ def test_too_few_sequences_have_no_probe():
 # ------------------------------------------------------------------ gradient
 
 
-@pytest.mark.parametrize("name", ["pre_ln", "hyper_connections:dynamic", "denseformer", "attnres", "attnres:block"])
+@pytest.mark.parametrize(
+    "name", some(("pre_ln", "denseformer"), ("hyper_connections:dynamic", "attnres", "attnres:block"))
+)
 def test_gradient_is_that_of_a_nudge_to_the_stream(name):
     model, tokens = make(ALL[name], length=8, depth=2), text(1)
     stack = model.stack
@@ -154,7 +161,7 @@ def test_gradient_is_that_of_a_nudge_to_the_stream(name):
     assert found["spread"] == pytest.approx(found["size"].max() / found["size"].min())
 
 
-@pytest.mark.parametrize("name", ["no_branch", "rezero"])
+@pytest.mark.parametrize("name", some(("no_branch",), ("rezero",)))
 def test_all_of_the_gradient_comes_straight_down_where_branches_add_nothing(name):
     found = study("gradient", make(NO_BRANCH, length=8) if name == "no_branch" else start("rezero", length=8))
     np.testing.assert_allclose(found["identity_share"], 1, atol=1e-6)
@@ -179,7 +186,7 @@ def test_a_skip_of_a_half_halves_the_gradient_at_every_site():
 # ------------------------------------------------------------------ Jacobian
 
 
-@pytest.mark.parametrize("name", ["no_branch", "rezero"])
+@pytest.mark.parametrize("name", some(("no_branch",), ("rezero",)))
 def test_a_block_that_adds_nothing_is_the_identity(name):
     found = study("jacobian", make(NO_BRANCH, length=8) if name == "no_branch" else start("rezero", length=8))
     for figure in ("largest", "median", "smallest", "mean_square", "singular"):
@@ -187,7 +194,7 @@ def test_a_block_that_adds_nothing_is_the_identity(name):
     np.testing.assert_array_equal(found["places"], [2, 5, 7])  # of 8, one for each of 3 sequences
 
 
-@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "denseformer"])
+@pytest.mark.parametrize("name", some(("pre_ln",), ("post_ln", "denseformer")))
 def test_jacobian_is_that_of_one_token_by_itself(name):
     model, tokens = (
         start(name, length=8, depth=2) if name == "denseformer" else make(name, length=8, depth=2),
