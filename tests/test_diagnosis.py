@@ -115,6 +115,15 @@ def test_a_site_far_above_its_neighbours_rewrites(arrays):
     assert found.value > found.range[1] and "healthy run of pre_ln" in found.source
 
 
+def test_a_site_that_the_configuration_makes_loud_rewrites_too(arrays):
+    """What is asked for is in the scheme's own start, and is told all the same."""
+    arrays["update_ratio"][:, 6, 1] *= 30
+    own = start_of(arrays)
+    assert [(one.kind, one.where) for one in diagnose(case(arrays, start=own)).findings] == [
+        ("rewriting layers", "mlp of block 6")
+    ]
+
+
 def test_the_first_block_of_pre_ln_may_be_large(arrays):
     arrays["update_ratio"][:, 0, 1] = 3 * arrays["update_ratio"][:, 1, 1]
     assert kinds(case(arrays)) == []

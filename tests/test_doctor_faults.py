@@ -76,6 +76,9 @@ def test_no_false_alarm_on_a_healthy_run(path, monkeypatch):
 
 def test_the_healthy_set_is_large_and_various_and_is_what_is_kept():
     assert len(KEPT) >= 10 and len({run.scheme for run in known.runs()}) >= 6
+    schemes = {run.scheme for run in known.runs()}
+    page = (runs.ROOT / "docs" / "doctor.md").read_text()
+    assert f"{len(known.runs())} committed runs of {len(schemes)} schemes" in page
     assert known.PATH.read_text() == kept.text_of(kept.the_set())
     for run in known.runs():
         assert run.facts["eval_loss"] < run.facts["bigram"] and np.isfinite(run.end["stream_rms"]).all()

@@ -12,7 +12,8 @@ import pytest
 
 from resjax.train.signals import Signals
 
-PATH = Path(__file__).resolve().parent.parent / "notebooks" / "quickstart.ipynb"
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+PATH, HEALTH = NOTEBOOKS / "quickstart.ipynb", NOTEBOOKS / "health.ipynb"
 LARGEST = 300_000  # bytes of the file, figures included
 
 
@@ -31,9 +32,11 @@ def text_of(cell):
     return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
-def test_the_notebook_is_valid_and_small(notebook):
+@pytest.mark.parametrize("path", [PATH, HEALTH], ids=lambda path: path.stem)
+def test_the_notebook_is_valid_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert PATH.stat().st_size < LARGEST
+    assert path.stat().st_size < LARGEST
     for cell in code_of(notebook):
         assert not any(output.output_type == "error" for output in cell.outputs)
         assert not re.search(r"/(tmp|home|root|Users|var)/", text_of(cell)), "a path of one machine is in the outputs"
@@ -72,6 +75,39 @@ def test_the_notebook_runs(notebook, tmp_path):
     assert len(of("generate(model")) > 50
     pictures = [output for cell in code_of(fresh) for output in cell.outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == 3
+    assert not list(tmp_path.iterdir()), "the notebook leaves nothing beside itself"
+
+
+FOUND = {  # the run, and what the doctor finds in it
+    "healthy": "no findings",
+    "no_skips": "token collapse: block 11",
+    "shouting": "rewriting layers: mlp of block 6",
+    "rounded": "swallowed updates: attention",
+    "broken": "non-finite value: forward pass, block 7, mlp, scale of the update",
+}
+
+
+def told_in(notebook):
+    """What each run's doctor says, by the run's name."""
+    return {name: next(text_of(cell) for cell in code_of(notebook) if f'ask("{name}"' in cell.source) for name in FOUND}
+
+
+def test_the_stored_notebook_finds_each_fault():
+    told = told_in(nbformat.read(HEALTH, as_version=4))
+    assert all(FOUND[name] in told[name] for name in FOUND), told
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the kernel's and the client's own
+def test_the_notebook_of_faults_runs_and_finds_each(tmp_path):
+    from nbclient import NotebookClient
+
+    fresh = nbformat.read(HEALTH, as_version=4)
+    for cell in code_of(fresh):
+        cell.outputs, cell.execution_count = [], None
+    NotebookClient(fresh, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    told = told_in(fresh)
+    assert all(FOUND[name] in told[name] for name in FOUND), told
     assert not list(tmp_path.iterdir()), "the notebook leaves nothing beside itself"
 
 

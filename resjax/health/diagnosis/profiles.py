@@ -25,7 +25,10 @@ RISING, FALLING = 0.25, -0.05  # change of log ratio over that end
 UNEVEN = 8.0  # relative step of a weight over that of its kind
 BIASED = 0.5  # of the mean error, signed: rounding to nearest and at random keep it within a few percent
 FEWEST = 1e-4  # mean error of an add below which its bias is nothing: float32 loses 1e-8
-ONE_KEY, SATURATED_LOGIT = 0.02, 50.0  # entropy over its largest, and logits, of attention that sees one key only
+ONE_KEY, SATURATED_LOGIT = (
+    0.15,
+    50.0,
+)  # mean entropy over its largest, and logits, of attention that hardly looks beyond one key (healthy: 0.63; 20)
 
 
 def examined(case: Case) -> list[Finding]:
@@ -176,12 +179,14 @@ def rewriting(case: Case) -> list[Finding]:
 
 
 def ordinary_start(case: Case, first: np.ndarray) -> np.ndarray:
-    """The largest update ratios that are ordinary at the start; without a measured start four times those of the neighbours."""
-    if (band := start_band(case, "update_ratio")) is not None and band.high.shape == first.shape:
-        return band.high
+    """The largest update ratios that are ordinary at the start: four times those of the neighbours, and what the scheme's own start gives.
+
+    The first block's stream is the embedding alone, as small as it may be: it is compared with the scheme's start only.
+    """
     limit = REWRITING_STEP * neighbours(first)
-    limit[0] = first[0]  # whose stream is the embedding alone, as small as it may be
-    return limit
+    limit[0] = np.inf
+    band = start_band(case, "update_ratio")
+    return np.fmin(limit, band.high) if band is not None and band.high.shape == first.shape else limit
 
 
 def _rewriting(
@@ -381,7 +386,7 @@ def saturated_attention(case: Case) -> list[Finding]:
         "attention_largest_logit",
         float(logit[worst]),
         (None, SATURATED_LOGIT if collapsed[worst] else 10 * SATURATED_LOGIT),
-        "a softmax resolves differences up to about 20; healthy runs stay below",
+        "healthy runs of the set stay below 20, and above an entropy of 0.63",
     )
     if not case.has("attention_largest_logit"):
         return [found]
