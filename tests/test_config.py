@@ -795,9 +795,9 @@ def test_layerscale_tells_its_start_by_depth(depth, start):
 def test_a_deep_scheme_resolves_fast():
     import time
 
-    begin = time.perf_counter()
+    begin = time.process_time()
     made(depth=1000, scale=0.1, attention__skip_kind="vector", at="0-3:skip=0;900-:mlp.scale=0.1")
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 2.0
 
 
 # ---------------------------------------------------------------- folders
