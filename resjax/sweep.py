@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from resjax.errors import Refused
 from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
 
-OPTIONS = ("config", "grid", "workdir", "scale", "curves", "dry-run", "help")
+OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "dry-run", "help")
 ROOT = "sweeps"
 
 
@@ -44,6 +44,11 @@ def parser() -> Parser:
         "accelerator: its variant of that name",
     )
     option("--curves", action="store_true", help="keep the losses over the steps in each line")
+    option(
+        "--profiles",
+        metavar="STEP,...,end",
+        help="keep the probes by depth at these steps in each line, such as 1,30,end",
+    )
     option("--dry-run", action="store_true", help="list the cells and what there is to compile, and train nothing")
     return made
 
@@ -77,11 +82,13 @@ def _sweep(words: Sequence[str]) -> int:
     from resjax.sweeps.cells import architectures, build  # loads JAX
     from resjax.sweeps.results import Results
     from resjax.sweeps.run import Sweep
+    from resjax.sweeps.wanted import Wanted
     from resjax.train.progress import make_console
     from resjax.train.runfolder import RunFolder
     from resjax.train.session import platform
     from resjax.train.signals import Signals
 
+    wanted = Wanted.of(arguments.curves, arguments.profiles)
     promise = "stopping after this step, without this cell; a second one stops at once"
     with Signals(promise) as signals, RunFolder(workdir) as here:
         if not arguments.dry_run:
@@ -91,12 +98,12 @@ def _sweep(words: Sequence[str]) -> int:
         console = make_console()
         if twice := len(settings) - len(cells):
             console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
-        sweep = Sweep(cells, architectures(cells), results, console, arguments.curves, arguments.scale)
+        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale)
         if arguments.dry_run:
             for line in sweep.listing():
                 console.print(line)
             return 0
-        if all(map(results.finished, cells, [arguments.curves] * len(cells))):
+        if all(results.finished(cell, wanted) for cell in cells):
             return sweep.end()
         here.check_writable()
         results.open()

@@ -482,6 +482,27 @@ def test_curves_are_kept_on_request_and_change_no_number(done, config, tmp_path)
     assert len(lines(folder)) == 8
 
 
+def test_profiles_are_kept_on_request_and_change_no_number(done, config, tmp_path):
+    """Of steps that the cadence measures and of others; a step beyond the end is the end."""
+    folder = copied(done, tmp_path / "sweep")
+    assert swept(config, folder, "--profiles=1,2,end,900", *LR_AND_SEED) == 0
+    before, after = by_fields(lines(folder)[:4]), by_fields(lines(folder)[4:])
+    for key, row in after.items():
+        profiles = row.pop("profiles")
+        assert row == before[key] and set(profiles) == {"1", "2", str(STEPS)}
+        assert np.shape(profiles["2"]["update_ratio"]) == (2, 2) and np.shape(profiles["1"]["param_grad_block"]) == (2,)
+        assert profiles[str(STEPS)]["token_cosine"][-1][-1] == pytest.approx(row["token_cosine"], rel=1e-3)
+        assert profiles["1"]["stream_rms"] != profiles["2"]["stream_rms"]
+    assert swept(config, folder, "--profiles=2,end", *LR_AND_SEED) == 0 and len(lines(folder)) == 8
+    assert swept(config, folder, "--profiles=3", *LR_AND_SEED) == 0 and len(lines(folder)) == 12
+
+
+@pytest.mark.parametrize("given", ["", "0", "1,,2", "-1", "last", "1.5"])
+def test_profiles_of_no_step_are_refused(config, tmp_path, capfd, given):
+    assert swept(config, tmp_path / "sweep", f"--profiles={given}", *LR_AND_SEED) == 2
+    assert "--profiles has" in capfd.readouterr().err and not (tmp_path / "sweep").exists()
+
+
 FLOORS = Floors(2.8, 2.3, 1.8)
 
 
@@ -642,5 +663,5 @@ def test_help_loads_no_jax():
         [sys.executable, "-c", code], env=runs.environment(), cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    for option in ("--grid", "--workdir", "--scale", "--curves", "--dry-run"):
+    for option in ("--grid", "--workdir", "--scale", "--curves", "--profiles", "--dry-run"):
         assert option in done.stdout

@@ -13,6 +13,7 @@ from resjax.health.findings import examine
 from resjax.health.record import HealthRecord
 from resjax.sweeps.outcome import last_loss, outcome
 from resjax.sweeps.shared import Shared
+from resjax.sweeps.wanted import Wanted, profile
 from resjax.train import faults
 from resjax.train.closing import SUMMED_ROWS
 from resjax.train.loop import MOST_SKIPS, Pending
@@ -37,13 +38,17 @@ class Seen:
       record: the probes of the steps that measured.
       bad: the first step at which the policy for non-finite values ends the run; 0 = none.
       curve: rows as in metrics.jsonl.
+      wanted: steps whose profiles are kept.
+      profiles: those, by step.
     """
 
     config: Any
+    wanted: frozenset[int] = frozenset()
     losses: list[float] = field(default_factory=list)
     record: HealthRecord = field(default_factory=HealthRecord)
     bad: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)
+    profiles: dict[str, Any] = field(default_factory=dict)
 
     def measures(self, number: int) -> bool:
         """Whether step ``number`` (from 1) measures, as in an ordinary run."""
@@ -60,8 +65,10 @@ class Seen:
                 return
             self.losses.append(float(metrics["loss"]))
             overflow = not (metrics["finite"] or metrics["halted"] or metrics["skipped"])
-            if probes and not overflow:
+            if probes and not overflow and self.measures(pending.number):
                 self.record.append(pending.number, probes)
+            if probes and pending.number in self.wanted:
+                self.profiles[str(pending.number)] = profile(probes)
             if self.logs(pending.number):
                 self.curve.append({"step": pending.number, "loss": self.losses[-1]})
             if metrics["halted"] or metrics["skipped"] > MOST_SKIPS:
@@ -72,12 +79,13 @@ class Seen:
         return fmean([row["loss"] for row in self.curve if "loss" in row][-SUMMED_ROWS:])
 
 
-def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signals: Signals, curves: bool) -> dict:
+def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signals: Signals, wanted: Wanted) -> dict:
     """Train one cell to its end; returns its results.
 
     Args:
       config: the cell's, of the architecture that ``shared`` was compiled for.
-      curves: also evaluate every ``train.eval_every`` steps, and return the losses over the steps.
+      wanted: with curves, it is also evaluated every ``train.eval_every`` steps; probes of other steps than those of the cadence are
+        in its profiles only.
 
     Raises:
       Stopped: a signal asked to stop.
@@ -85,7 +93,7 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     began = time.monotonic()
     numbers = shared.numbers(config)
     programs = shared.programs(numbers)
-    seen = Seen(config)
+    seen, curves = Seen(config, wanted.steps(config)), wanted.curves
     state = _steps(
         shared.initial(numbers, shared.parts.seen(pipeline.batch)), seen, programs, pipeline, signals, curves
     )
@@ -114,6 +122,7 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
         "token_cosine": cosine,
         "health": {"verdict": health["verdict"], "findings": sorted({one["kind"] for one in health["findings"]})},
         **({"curve": seen.curve} if curves else {}),
+        **({"profiles": seen.profiles} if wanted.profiles else {}),
     }
 
 
@@ -129,7 +138,7 @@ def _steps(
         for number in range(1, steps + 1):
             if signals.stop:
                 raise Stopped
-            on = seen.measures(number)
+            on = seen.measures(number) or number in seen.wanted
             state, metrics, probes = programs.step(state, programs.batch(next(batches)), np.asarray(on))
             waiting.append(Pending(number, metrics, probes if on else None))
             evaluates = curves and every > 0 and number % every == 0 and number < steps

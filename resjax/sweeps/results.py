@@ -6,6 +6,7 @@ from typing import Any
 from resjax.errors import Refused
 from resjax.sweeps.cells import Cell
 from resjax.sweeps.one import DIVERGED, DONE
+from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train.runfolder import LEFTOVER, RunFolder
 from resjax.train.writers import JsonlWriter, read_metrics
 
@@ -76,10 +77,10 @@ class Results:
         if self._file is not None:
             self._file.close()
 
-    def finished(self, cell: Cell, curves: bool = False) -> bool:
-        """Has the cell ended by itself, with its curve if curves are wanted? One that failed is tried again."""
+    def finished(self, cell: Cell, wanted: Wanted = ENDS_ONLY) -> bool:
+        """Has the cell ended by itself, and its line what is wanted of it? One that failed is tried again."""
         row = self.rows.get(cell.name, {})
-        return row.get("status") in ENDED and ("curve" in row or not curves)
+        return row.get("status") in ENDED and wanted.held(row, cell.config)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a line; it is on the disk when this returns.

@@ -15,6 +15,7 @@ from resjax.sweeps.one import DONE, FAILED, Stopped
 from resjax.sweeps.results import Results
 from resjax.sweeps.shared import Shared, compile_shared
 from resjax.sweeps.texts import DRAWN_BY_SEED, Texts
+from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train.progress import clock
 from resjax.train.signals import Signals
 
@@ -29,7 +30,7 @@ class Sweep:
       cells: all of it.
       groups: their architectures.
       results: of its folder.
-      curves: keep the losses over the steps.
+      wanted: what each line keeps beside the ends.
       scale: what --scale says, noted in each line.
       console: where it prints.
     """
@@ -40,11 +41,11 @@ class Sweep:
         groups: Sequence[Architecture],
         results: Results,
         console: Console,
-        curves: bool = False,
+        wanted: Wanted = ENDS_ONLY,
         scale: str | None = None,
     ):
         self.cells, self.groups, self.results, self.console = cells, groups, results, console
-        self.curves, self.scale = curves, scale
+        self.wanted, self.scale = wanted, scale
         self.texts = Texts()
         self.compiled = 0
 
@@ -72,7 +73,7 @@ class Sweep:
         )
 
     def _finished(self, cell: Cell) -> bool:
-        return self.results.finished(cell, self.curves)
+        return self.results.finished(cell, self.wanted)
 
     def _left(self, group: Architecture) -> list[Cell]:
         return [cell for cell in group.cells if not self._finished(cell)]
@@ -135,7 +136,7 @@ class Sweep:
                             fault = _failed(error)
                             raise
                         waited = shared.seconds
-                    row = one.train(cell.config, shared, corpus, pipeline, signals, self.curves)
+                    row = one.train(cell.config, shared, corpus, pipeline, signals, self.wanted)
                     baselines, floors = corpus.baselines, corpus.baselines.floors
                     row |= {
                         "baselines": baselines.as_dict(),
