@@ -1,9 +1,10 @@
-"""Which slow tests run today? A pytest plugin that keeps a share of them.
+"""Which tests run today? A pytest plugin that keeps a share of the slow ones, or of the others.
 
     python -m pytest -p tests.slow_share --slow-share=5
 
-runs one fifth. The share moves on by a day, so five days in a row run every slow test once; ``--slow-share=3/5`` names
-a share, to repeat what another day has found. Tests that are not marked slow are not touched.
+runs one fifth of the slow tests. The share moves on by a day, so five days in a row run every slow test once; ``--slow-share=3/5``
+names a share, to repeat what another day has found. Tests that are not marked slow are not touched; ``--quick-share`` is for
+those, and touches no slow ones.
 """
 
 import datetime
@@ -11,6 +12,8 @@ import hashlib
 import re
 
 import pytest
+
+KINDS = {"slow": "marked slow", "quick": "not marked slow"}
 
 
 def part_of(test: str, parts: int) -> int:
@@ -30,33 +33,33 @@ def parse(text: str, today: datetime.date) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run a share of the tests marked slow: PARTS (the day chooses which) or PART/PARTS"
-    parser.addoption("--slow-share", metavar="SHARE", help=text)
+    for kind, which in KINDS.items():
+        text = f"run a share of the tests {which}: PARTS (the day chooses which) or PART/PARTS"
+        parser.addoption(f"--{kind}-share", metavar="SHARE", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if text := config.getoption("--slow-share"):  # read once, so that a run over midnight keeps its share
-        config.stash[SHARE] = parse(text, datetime.date.today())
-        # workers of a distributed run get the options of the controller
-        config.option.slow_share = "{}/{}".format(*config.stash[SHARE])
+    config.stash[SHARES] = {}
+    for kind in KINDS:
+        if text := config.getoption(f"--{kind}-share"):  # read once, so that a run over midnight keeps its share
+            config.stash[SHARES][kind] = share = parse(text, datetime.date.today())
+            # workers of a distributed run get the options of the controller
+            setattr(config.option, f"{kind}_share", "{}/{}".format(*share))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if share := config.stash.get(SHARE, None):
-        terminalreporter.write_line("slow tests: share {0} of {1} (--slow-share={0}/{1} repeats it)".format(*share))
+    for kind, share in config.stash[SHARES].items():
+        terminalreporter.write_line("{2} tests: share {0} of {1} (--{2}-share={0}/{1} repeats it)".format(*share, kind))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    share = config.stash.get(SHARE, None)
-    if not share:
-        return
-    part, parts = share
     kept, away = [], []
     for item in items:
-        other = item.get_closest_marker("slow") and part_of(item.nodeid, parts) != part
+        share = config.stash[SHARES].get("slow" if item.get_closest_marker("slow") else "quick")
+        other = share is not None and part_of(item.nodeid, share[1]) != share[0]
         (away if other else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=away)
 
 
-SHARE = pytest.StashKey[tuple[int, int]]()
+SHARES = pytest.StashKey[dict[str, tuple[int, int]]]()

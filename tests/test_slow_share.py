@@ -1,6 +1,7 @@
 """Does the rotation of slow tests reach every test, and only slow ones?"""
 
 import datetime
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from slow_share import parse, part_of
 
+ALONE = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # which may name a share itself
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
 import pytest
@@ -16,6 +18,9 @@ def test_quick(): pass
 @pytest.mark.slow
 @pytest.mark.parametrize("i", range(8))
 def test_slow(i): pass
+"""
+QUICK = """@pytest.mark.parametrize("i", range(12))
+def test_quick(i): pass
 """
 DAY = datetime.date(2026, 12, 30)
 
@@ -37,6 +42,30 @@ def test_a_share_that_is_none_is_refused(text):
         parse(text, DAY)
 
 
+def test_a_share_of_the_quick_tests_touches_no_slow_ones(tmp_path):
+    (tmp_path / "test_some.py").write_text(TESTS.replace("def test_quick(): pass", QUICK))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    counts = []
+    for part in (1, 2):
+        words = [
+            "-q",
+            "-p",
+            "tests.slow_share",
+            f"--quick-share={part}/2",
+            "--rootdir",
+            tmp_path,
+            "-c",
+            tmp_path / "pytest.ini",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words, tmp_path], capture_output=True, text=True, cwd=ROOT, env=ALONE
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"quick tests: share {part} of 2" in done.stdout
+        counts.append(int(done.stdout.split(" passed")[0].split()[-1]))
+    assert sum(counts) == 12 + 2 * 8 and min(counts) > 8, counts
+
+
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
 def test_slow_tests_run_in_one_part_and_others_in_all(tmp_path, workers):
     (tmp_path / "test_some.py").write_text(TESTS)
@@ -55,7 +84,7 @@ def test_slow_tests_run_in_one_part_and_others_in_all(tmp_path, workers):
             tmp_path,
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words, *workers], capture_output=True, text=True, cwd=ROOT
+            [sys.executable, "-m", "pytest", *words, *workers], capture_output=True, text=True, cwd=ROOT, env=ALONE
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"slow tests: share {part} of 2" in done.stdout
