@@ -16,7 +16,7 @@ from resjax.health.report import read_json, read_metrics
 from resjax.health.studies import STUDIES
 from resjax.propagation.cases import build
 from resjax.propagation.measured import measured
-from resjax.train.checkpoint import Checkpoints
+from resjax.train.checkpoint import saved_steps
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
 
@@ -52,7 +52,7 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
         record, rows = record.until(step), [row for row in rows if row["step"] <= step]
         if int(section(summary, "nonfinite").get("step") or 0) > step:
             summary = {name: value for name, value in summary.items() if name != "nonfinite"}
-    saved = checkpoints_in(path)
+    saved = saved_steps(path / "checkpoints")
     by_then = [number for number in saved if step is None or number <= step]
     found: dict[str, Mapping[str, Any]] = {}
     state = None
@@ -96,17 +96,6 @@ def configuration(given: str) -> dict[str, Any]:
         return {}
     siblings = [str(one.parent) for one in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
     raise Refused(f"'{given}' holds no run (it has neither config.json nor health/){nearest(given, siblings)}")
-
-
-def checkpoints_in(path: Path) -> list[int]:
-    """The steps that there are checkpoints of."""
-    if not (path / "checkpoints").is_dir():
-        return []
-    checkpoints = Checkpoints(path / "checkpoints")
-    try:
-        return checkpoints.steps()
-    finally:
-        checkpoints.close()
 
 
 def studied(

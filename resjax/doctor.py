@@ -5,7 +5,6 @@ python -m resjax.doctor RUN [--step=N] [--against=RUN] [--studies=...] [--follow
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -119,15 +118,13 @@ def chosen(text: str) -> list[str]:
 def write(folder: Path, text: str, diagnosis: "Diagnosis", against: "Diagnosis | None") -> str:
     """Write doctor.json and doctor.html, each complete before it gets its name; returns a line that says where, or why not."""
     from resjax.health.diagnosis.page import page
+    from resjax.train.writers import write_bytes
 
     made = []
     for name, content in (("doctor.json", text + "\n"), ("doctor.html", page(diagnosis, against))):
-        unfinished = folder / f".{name}.tmp"
         try:
-            unfinished.write_text(content, encoding="utf-8")
-            os.replace(unfinished, folder / name)
+            write_bytes(folder / name, content.encode())
         except OSError as error:
-            unfinished.unlink(missing_ok=True) if os.access(folder, os.W_OK) else None
             return f"not written: '{folder / name}' ({error.strerror})"
         made.append(str(folder / name))
     return f"written: {', '.join(made)}"

@@ -49,3 +49,12 @@ def calm(tmp_path_factory):
     import runs
 
     return runs.calm(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def quickly():
+    """Programs that are used once are compiled quickly."""
+    was = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", was)

@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_still_looked_at(troubled, capfd, mon
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_text", full)
+    monkeypatch.setattr("resjax.train.writers.write_bytes", full)
     code, out, _ = said(capfd, troubled, "--studies=none")
     assert code == 0 and "not written" in out and "No space left" in out
 

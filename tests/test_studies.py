@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from math import atan, pi
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,13 +27,7 @@ SCHEMES = ("pre_ln", "post_ln", "hyper_connections:dynamic", "denseformer", "att
 TEXT = np.random.default_rng(3).integers(0, 8, (2, 3, 7)).astype(np.int32)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    """Programs that are used once are compiled quickly."""
-    was = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", was)
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def subject(name="pre_ln", model=None, batches=TEXT, **shape):

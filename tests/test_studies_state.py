@@ -23,13 +23,7 @@ NO_BRANCH = PRE_LN.but(name="no_branch", scale=0.0)
 SCHEMES = ("pre_ln", "post_ln", "hyper_connections:dynamic", "denseformer", "attnres", "ngpt", "reversible", "highway")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    """Programs that are used once are compiled quickly."""
-    was = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", was)
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def text(batches=2, rows=3, length=8, vocabulary=11, seed=3):

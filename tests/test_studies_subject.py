@@ -32,13 +32,7 @@ def some(quick, others):
     return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in others)])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    """Programs that are used once are compiled quickly."""
-    was = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", was)
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def subject(name, depth=3, batches=1, **shape):

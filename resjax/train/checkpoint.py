@@ -266,3 +266,14 @@ class Checkpoints:
         self._known.add(step)
         leaves = [placed(arrays[path], leaf) for path, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), meta
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps that there are checkpoints of in a folder, in order; none where there is no folder."""
+    if not folder.is_dir():
+        return []
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints.steps()
+    finally:
+        checkpoints.close()

@@ -17,7 +17,7 @@ from resjax.config.validate import BYTES, SYMBOLS
 from resjax.errors import Refused
 from resjax.train import evidence
 from resjax.train.assemble import Parts, assemble
-from resjax.train.checkpoint import Checkpoints
+from resjax.train.checkpoint import Checkpoints, saved_steps
 from resjax.train.forensics import First, first_nonfinite
 from resjax.train.program import Programs, compile_programs, passed_over
 from resjax.train.runfolder import PACKAGES, RunFolder, fields_of, installed
@@ -105,11 +105,7 @@ class Again:
     @cached_property
     def saved(self) -> list[int]:
         """The steps that there are checkpoints of."""
-        checkpoints = Checkpoints(self.folder.checkpoints)
-        try:
-            return checkpoints.steps()
-        finally:
-            checkpoints.close()
+        return saved_steps(self.folder.checkpoints)
 
     @property
     def last(self) -> int:

@@ -1,4 +1,4 @@
-"""What is the median, the largest, the mean of what is known? NaN where nothing is, and no warning of it."""
+"""What is the median, the largest, the smallest of what is known? NaN where nothing is, and no warning of it."""
 
 from typing import Any
 
@@ -24,8 +24,3 @@ def largest(values: np.ndarray, axis: int | None = None) -> Any:
 def smallest(values: np.ndarray, axis: int | None = None) -> Any:
     """Of the finite values."""
     return _over(np.ma.min, values, axis)
-
-
-def mean(values: np.ndarray, axis: int | None = None) -> Any:
-    """Of the finite values."""
-    return _over(np.ma.mean, values, axis)
