@@ -59,7 +59,7 @@ class Walk:
     """
 
     def __init__(self, model: LM, context: Context):
-        self.model, self.context, self.stack = model, replace(context, keep=None), model.stack
+        self.model, self.context, self.stack = model, model.told(replace(context, keep=None)), model.stack
         self.depth, self.sites = self.stack.depth, len(self.stack.kinds)
         self.plan = self.stack.plan
         self.parts = [
