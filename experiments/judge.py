@@ -144,6 +144,7 @@ class Predicate:
       threshold: in the effect's unit.
       seeds: that it needs.
       other: where it is refuted, if not wholly on the other side of the same threshold: for 'above' 0.2, refuted below 0.1.
+      agree: share of the seeds that have to lie on the claimed side themselves; 0 where the claim is that something occurs at all.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Predicate:
     threshold: float
     seeds: int = LEAST
     other: float | None = None
+    agree: float = AGREEING
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Judged:
         if not self._claimed(low, high):
             return "undecided"
         agreeing = sum(self._claimed(value, value) for value in self.effect.values if np.isfinite(value))
-        return "supported" if agreeing >= AGREEING * len(self.effect.values) else "mixed"
+        return "supported" if agreeing >= self.predicate.agree * len(self.effect.values) else "mixed"
 
     def _claimed(self, low: float, high: float) -> bool:
         """Whether all from low to high lies on the claimed side."""
