@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import Finding
 from experiments.judge import Predicate, effect, share
-from experiments.runs import Runs, ending, number, profile
+from experiments.runs import Runs, ended, number, profile
 from experiments.sizes import SEEDS, sized
 from resjax.sweeps.combine import chain, product
 
@@ -92,7 +92,7 @@ def get_config(variant=None):
 
 def sweep(variant=None):
     if variant:
-        streams = {"precision.stream": ("float32", "bfloat16")}
+        streams = {"precision.stream": ["float32", "bfloat16"]}
         rates = {"optimizer.lr": (1e-3, 3e-3, 1e-2), "seed": SEEDS}
         return product({"model.depth": (96, 200, 500, 1000)}, chain(*RESIDUAL.values()), streams, rates)
     rates = {"optimizer.lr": RATES, "seed": SEEDS}
@@ -118,27 +118,31 @@ def arm(runs: Runs, name: str) -> Runs:
 
 
 def spread(row) -> float:
-    """Largest by smallest stream gradient over the blocks at the last measured step."""
+    """Largest by smallest stream gradient over the blocks at the last measured step; NaN where none is known."""
     found = profile(row, "end", "stream_grad").ravel()
     found = found[np.isfinite(found)]
-    return float(found.max() / found.min()) if found.size and found.min() > 0 else np.inf
+    if not found.size:
+        return np.nan
+    return float(found.max() / found.min()) if found.min() > 0 else np.inf
 
 
 def judge(runs, measured):
     deepest = runs.where({"model.depth": THOUSAND})
-    ended = {name: share([ending(row) == "trained" for row in arm(deepest, name).best().runs]) for name in AT_THOUSAND}
-    name = max(("rezero", "layerscale"), key=lambda one: ended[one].mean)
-    notes = [f"{one}: {sum(found.values):.0f} of {len(found.values)} seeds" for one, found in ended.items()]
-    if ended["pre_ln"].mean >= ended[name].mean:
+    shares = {name: share([ended(row, "trained") for row in arm(deepest, name).best().runs]) for name in AT_THOUSAND}
+    name = max(("rezero", "layerscale"), key=lambda one: np.nan_to_num(shares[one].mean))
+    notes = [f"{one}: {np.nansum(found.values):.0f} of {len(found.values)} seeds" for one, found in shares.items()]
+    if shares["pre_ln"].mean >= shares[name].mean:
         notes.append("plain Pre-LN does as well, so that the near-zero start was not needed here")
-    one_rate = len(deepest.split("optimizer.lr")) == 1 and not all(ended[name].values)
-    yield Finding("C52", (ended[name],), notes=tuple(notes), cut="one rate was tried at this depth" if one_rate else "")
+    one_rate = len(deepest.split("optimizer.lr")) == 1 and not all(shares[name].values)
+    yield Finding(
+        "C52", (shares[name],), notes=tuple(notes), cut="one rate was tried at this depth" if one_rate else ""
+    )
 
     trained, lost = [], []
     for scheme in RESIDUAL:
         for depth, there in arm(runs, scheme).split("model.depth").items():
             best = there.best().runs
-            trained += [ending(row) == "trained" for row in best]
+            trained += [ended(row, "trained") for row in best]
             if best.trained() < 1:
                 lost.append(f"{scheme} at {depth} blocks: {dict(best.outcomes())}")
     yield Finding("C21", (share(trained),), notes=tuple(lost))
@@ -153,7 +157,7 @@ def judge(runs, measured):
     )
     yield Finding("C06", (effect(slopes),), notes=(told,))
 
-    failed = [row for row in runs if ending(row) != "trained"]
+    failed = [row for row in runs if ended(row, "trained") == 0]
     yield Finding("C13/explosion or vanishing", (share([spread(row) > 1e4 for row in failed]),))
     same = [number(row, "token_cosine") > 0.98 for row in failed]
     yield Finding("C13/degraded deep representations", (share(same),))

@@ -95,9 +95,14 @@ def in_ropes(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
 
 
 def share(hits: Sequence[bool | float]) -> Effect:
-    """A share of runs, one value of 0 or 1 a run, with Wilson's interval; a run whose value is not known counts as 0."""
-    row = [float(bool(hit) and np.isfinite(hit)) for hit in hits]
-    return Effect(tuple(row), wilson(int(sum(row)), len(row)))
+    """A share of runs, a value of 0 or 1 a run, with Wilson's interval.
+
+    A run that is not known (NaN) widens it: the lower bound counts it as 0, the upper one as 1.
+    """
+    row = np.asarray(hits, np.float64)
+    hit, unknown = int(np.nansum(row)), int(np.isnan(row).sum())
+    interval = Interval(wilson(hit, len(row)).low, wilson(hit + unknown, len(row)).high)
+    return Effect(tuple(map(float, row)), interval)
 
 
 def wilson(hits: int, of: int) -> Interval:
