@@ -38,7 +38,7 @@ def line(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]
         "outcome": "trained", "train_loss": loss, "eval_loss": loss, "first_loss": 3.5, "last_loss": loss, "steps": steps,
         "seconds": 1.0, "token_cosine": 0.3, "floors": FLOORS,
         "spikes": {"score": 0.0, "episodes": 0, "fatal": 0, "max_loss": 3.5}, "curve": curve,
-        "profiles": {str(s): probes for s in (1, 10, 30, 100, 300, round(0.7 * steps), round(0.8 * steps), steps)},
+        "profiles": {str(s): probes for s in (1, 10, 30, 100, 300, *(round(part * steps) for part in (0.7, 0.8, 0.9, 1)))},
         "studies": {}, "looks": {},
     }  # fmt: skip
 
