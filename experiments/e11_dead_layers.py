@@ -48,7 +48,7 @@ PREDICATES = {
         Predicate("share of dead blocks in the second half of a trained Pre-LN stack", "above", 0.1),
     ),
     "C79/treating them helps": (
-        Predicate("change of the share of dead blocks by the treatment with the best loss", "below", 0.0),
+        Predicate("change of the share of dead blocks by the treatment with the best loss", "below", -0.01),
         Predicate("change of the loss by it, in ROPEs", "below", -1.0),
     ),
     "C45/because the norm compresses": (
