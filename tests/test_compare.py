@@ -126,7 +126,7 @@ def test_results_of_runs_that_ended(two):
     assert (run["status"], run["steps"], run["planned"], run["eval_step"]) == ("finished", 200, 200, 200)
     assert run["baselines"] == BASELINES and run["health"] == {"verdict": "healthy", "findings": []}
     lines = groups(of(*two))[0].lines
-    assert lines["below the bigram"] == ["0.264"] * 2 and lines["state"] == ["finished, 200 steps"] * 2
+    assert lines["held-out - bigram"] == ["-0.264"] * 2 and lines["state"] == ["finished, 200 steps"] * 2
 
 
 def test_profiles_are_those_of_the_end(two):
@@ -212,7 +212,7 @@ def test_a_run_under_way_counts_as_far_as_it_is(tmp_path, two):
     run, lines = found.runs[1], groups(found)[0].lines
     assert (run["status"], run["steps"], run["steps_to_target"], run["tokens_per_s"]) == ("unfinished", 120, 100, 1000)
     assert run["train_loss"] == pytest.approx(np.mean(5 - 0.01 * STEPS[110:120]))
-    assert lines["state"][1] == "unfinished, step 120 of 200" and lines["below the bigram"][1] == "0.264"
+    assert lines["state"][1] == "unfinished, step 120 of 200" and lines["held-out - bigram"][1] == "-0.264"
     assert "going: metrics.jsonl: 1 unfinished or unreadable lines, skipped" in found.notes and page(found)
 
 
@@ -313,6 +313,7 @@ def test_the_page_escapes_and_asks_nothing_of_the_network(tmp_path, two):
     assert "default-src 'none'" in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 def test_a_browser_draws_it_without_an_error(tmp_path, two):
     (tmp_path / "page.html").write_text(page(of(*two, write(tmp_path / "deep", depth=8))))

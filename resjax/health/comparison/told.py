@@ -51,7 +51,7 @@ def results(comparison: Comparison) -> dict[str, list[str]]:
     lines: dict[str, Callable[[Run], str]] = {
         "state": state,
         "held-out loss": held_out,
-        "below the bigram": lambda run: below_bigram(run, comparison.baselines),
+        "held-out - bigram": lambda run: over_bigram(run, comparison.baselines),
         **{title: lambda run, name=name: nats(run["baselines"].get(name)) for name, title in levels},  # type: ignore[misc]
         "training loss": lambda run: nats(run["train_loss"]),
         "steps to target": steps_to_target,
@@ -82,10 +82,10 @@ def held_out(run: Run) -> str:
     return nats(run["eval_loss"]) + (f" (step {run['eval_step']})" if late and run["eval_loss"] is not None else "")
 
 
-def below_bigram(run: Run, shared: Mapping[str, float]) -> str:
-    """What the model gains by more than the last token; a run that has not ended states no baselines, and has those of its text."""
+def over_bigram(run: Run, shared: Mapping[str, float]) -> str:
+    """Below 0 the model uses more than the last token. A run that has not ended states no baselines, and has those of its text."""
     bigram = (run["baselines"] or shared).get("bigram")
-    return "-" if bigram is None or run["eval_loss"] is None else f"{bigram - run['eval_loss']:.3f}"
+    return "-" if bigram is None or run["eval_loss"] is None else f"{run['eval_loss'] - bigram:+.3f}"
 
 
 def steps_to_target(run: Run) -> str:
