@@ -101,7 +101,8 @@ def place(given: str | None, runs: Sequence[str], quiet: bool) -> Path | None:
     if given == "":
         raise Refused("--out is empty; name a file, or leave it out")
     path = Path(OUT if given is None else given).expanduser()
-    inside = any(Path.cwd().is_relative_to(Path(run).expanduser().resolve()) for run in runs)
+    configs = [config for run in runs if (config := Path(run).expanduser().resolve() / "config.json").is_file()]
+    inside = any(Path.cwd().is_relative_to(config.parent) for config in configs)
     if given is None and (inside or Path("metrics.jsonl").exists()):
         raise Refused(
             "this is the folder of a run, and nothing is written into a run unasked; say by --out=FILE where the page goes"

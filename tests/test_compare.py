@@ -148,8 +148,10 @@ def test_only_settings_that_differ_by_section(tmp_path):
         "optimizer": {"optimizer.lr": [0.003, 0.01]},
         "health": {"health.every": [10, 5]},
     }
-    three = write(tmp_path / "three", facts=SHA | {"versions": {"jax": "0.99"}, "git_commit": "c" * 40})
-    assert of(one, three).settings == {settings.RAN: {"version of jax": [None, "0.99"], "git commit": [None, "c" * 12]}}
+    three = write(tmp_path / "three", facts=SHA | {"versions": {"jax": "0.99"}, "git_commit": "c" * 40 + "+"})
+    assert of(one, three).settings == {
+        settings.RAN: {"version of jax": [None, "0.99"], "git commit": [None, "c" * 12 + "+"]}
+    }
 
 
 def test_a_field_that_an_older_version_lacked_is_at_its_default(tmp_path):
@@ -415,6 +417,7 @@ BAD = {
     "a file": (["ONE", "ONE/config.json"], "is a file; name the folder of a run"),
     "empty": (["ONE", ""], "a RUN is empty"),
     "a sweep": (["ONE", "sweep"], "the folder of a sweep"),
+    "a folder of runs": (["ONE", "."], "holds runs and is none; name them, such as *"),
     "damaged": (["ONE", "damaged"], "cannot be read"),
     "unknown field": (["ONE", "later"], "what this version does not know"),
     "no number": (["ONE", "TWO", "--target=low"], "--target is 'low'"),

@@ -123,9 +123,11 @@ function levels(chart) {  // bounds in the coordinate that is drawn (log10 on a 
   const values = chart.series.flatMap((s) => s.y).filter((v) => !log || v > 0).map(height).sort((a, b) => a - b);
   if (!values.length) return { low: 0, high: 1, height };
   let low = values[0], high = values[values.length - 1];
-  if (chart.lines.length) {  // the loss: spikes far above the start and the uniform baseline leave the frame
-    const lines = chart.lines.map((l) => l.y), starts = chart.series.filter((s) => s.y.length).map((s) => s.y[0]);
-    high = Math.min(high, 1.15 * Math.max(...starts, ...lines));
+  if (chart.lines.length || (chart.wide && data.runs)) {  // a loss: what is far above the usual start and the uniform baseline leaves the frame
+    const lines = chart.lines.map((l) => l.y), begun = new Map();
+    for (const s of chart.series) if (s.y.length && !begun.has(s.run)) begun.set(s.run, s.y[0]);  // of a run the first series: as logged
+    const starts = [...begun.values()].sort((a, b) => a - b);
+    high = Math.min(high, 1.15 * Math.max(starts[starts.length >> 1], ...lines));
     low = Math.min(low, ...lines);
     high = Math.max(high, ...lines);
   } else if (chart.scale === "linear" && !chart.wide) low = Math.min(low, 0);

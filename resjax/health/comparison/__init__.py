@@ -79,6 +79,8 @@ def read(folders: Sequence[str]) -> tuple[list[Side], list[str]]:
             raise Refused(f"'{folder}' is a file; name the folder of a run")
         if (path / "results.jsonl").is_file() and not (path / "config.json").is_file():
             raise Refused(f"'{folder}' is the folder of a sweep, which keeps no runs; name folders of resjax.main")
+        if not (path / "config.json").is_file() and any(path.glob("*/config.json")):
+            raise Refused(f"'{folder}' holds runs and is none; name them, such as {path / '*'}")
         place = path.resolve()
         if place in found:
             again = found[place][0]

@@ -24,7 +24,7 @@ SPIKES = (
     "back within a tenth of the run. The score is the share of losses 7 deviations away from the mean of a tenth of the run before."
 )
 SENTENCES = {
-    "loss": f"Thick: the mean over {SPAN} steps. Thin: as logged.",
+    "loss": f"Thick: the mean over {SPAN} steps. Thin: as logged. What is far above the usual start is drawn at the upper edge.",
     "eval_loss": "On held-out text.",
     "lr": "As optimizer.warmup and optimizer.schedule say.",
     "grad_norm": "Isolated peaks are usual; a steady rise is not.",

@@ -34,7 +34,13 @@ def ran(side: Side) -> dict[str, Any]:
         "git commit": facts.get("git_commit"),
     }
     hashes = ("sha256 of the text", "sha256 of the scheme's file", "git commit")
-    return {name: str(value)[:SHORT] if value and name in hashes else value for name, value in found.items()}
+    return {name: short(value) if value and name in hashes else value for name, value in found.items()}
+
+
+def short(value: Any) -> str:
+    """The start of a hash, and the '+' of a commit that files differ from."""
+    text = str(value)
+    return text[:SHORT] + "+" * text.endswith("+")
 
 
 def differing(sides: Sequence[Side]) -> dict[str, dict[str, list[Any]]]:

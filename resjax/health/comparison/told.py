@@ -13,6 +13,7 @@ from resjax.health import figures
 from resjax.health.comparison import Comparison
 from resjax.health.comparison.settings import shown
 from resjax.health.comparison.side import PROBES, SPAN, UNFINISHED
+from resjax.health.report import BASELINES
 from resjax.health.table import new_table, number, print_table, table_width, terminal
 
 COLUMNS = 5  # more runs than these are rows
@@ -47,7 +48,7 @@ def told(text: str) -> bool:
 
 def results(comparison: Comparison) -> dict[str, list[str]]:
     """What the runs came to: label -> a text a run."""
-    levels = [] if comparison.baselines else [(name, f"{name} baseline") for name in ("unigram", "bigram", "trigram")]
+    levels = [] if comparison.baselines else [(name, f"{name} baseline") for name in BASELINES]
     lines: dict[str, Callable[[Run], str]] = {
         "state": state,
         "held-out loss": held_out,
