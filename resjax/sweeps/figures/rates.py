@@ -1,6 +1,6 @@
 """Which learning rate is best, and how much does the loss depend on it? Every seed shown, every lost run marked."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -34,16 +34,14 @@ from resjax.sweeps.figures.rows import (
 )
 from resjax.sweeps.figures.sheet import Sheet
 
-DODGED = 0.7  # of the distance of two values of the grid: what the arms are spread over
+DODGED, MOST_DODGED = 0.12, 0.7  # of the distance of two values of the grid: between two arms, and of all
 ROW = 0.045  # of the axis: a row of marks above the scale
 MARK, WIDEST = 0.09, 9.0  # inches, of a mark and of a panel
 MOST_TICKS = 9
 RING = look.points("o", 13, 1.6, hollow=True)
 EDGES = {"smallest": "<", "largest": ">", "only": "D"}
-RULE = (
-    "Best: lowest mean over the seeds; a rate at which a seed has no finite loss is no candidate. An open mark beside or around a "
-    "ring: the best lies at the edge of the grid, and a better rate may lie beyond it."
-)
+RULE = "Best: lowest mean over the seeds; a rate at which a seed has no finite loss is no candidate."
+AT_EDGE = "at the edge of the grid: a better rate may lie beyond"
 
 
 @drawing.styled
@@ -94,8 +92,16 @@ def sensitivity(
         axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= high])
     handles = [looks[name].handle(look.called(name)) for name in looks]
     handles += [Line2D([], [], color="#333333", label="best", **RING)]
+    if any("none:" not in edge for edge in edges):
+        handles.append(Line2D([], [], color="#333333", label=AT_EDGE, **look.points(">", 11, hollow=True)))
     handles += [look.end_handle(kind) for kind in look.END_WORDS if kind in used]
-    return sheet.finish(heading, unit, "held-out loss at the end (nats per token)", handles, [*_said(edges), RULE])
+    return sheet.finish(
+        heading,
+        unit,
+        "held-out loss at the end (nats per token)",
+        handles,
+        [*_said(edges), RULE, *_beside(looks, unit)],
+    )
 
 
 def _arm(
@@ -180,7 +186,8 @@ def _places(grid: Sequence[float], names: Sequence[str]) -> dict[tuple[str, floa
     """Where an arm's value stands: arms side by side about the value."""
     logs = np.log(np.asarray(grid, float))
     apart = float(np.diff(logs).min()) if len(grid) > 1 else 1.0
-    shifts = np.linspace(-0.5, 0.5, len(names)) * DODGED * apart if len(names) > 1 else [0.0]
+    spread = min(MOST_DODGED, DODGED * (len(names) - 1)) * apart
+    shifts = np.linspace(-0.5, 0.5, len(names)) * spread if len(names) > 1 else [0.0]
     return {
         (name, given): float(np.exp(at + shift)) if shift else given
         for name, shift in zip(names, shifts, strict=True)
@@ -214,6 +221,10 @@ def _edge(at: Best, name: str) -> list[str]:
     if at.value is None:
         return [f"{name} (none: at every rate a run has no finite loss)"]
     return [f"{name} ({said_number(at.value)}, the {at.edge})"] if at.edge else []
+
+
+def _beside(arms: Collection[str], what: str) -> list[str]:
+    return [f"Arms stand beside one another about each {what} of the grid."] if len(arms) > 1 else []
 
 
 def _said(edges: Sequence[str]) -> list[str]:
@@ -257,9 +268,7 @@ def best_rate(
     if len({value(row, SEED) for row in rows}) > 1:
         handles.append(Line2D([], [], color="#888888", label="best of one seed alone", **look.points("o", 4)))
     if any("none:" not in edge for edge in edges):
-        words = "at the edge of the grid"
-        handles.append(Line2D([], [], color="#333333", label=words, **look.points("^", 11, hollow=True)))
-    beside = ["Arms stand beside one another about their depth and rate."] if len(looks) > 1 else []
+        handles.append(Line2D([], [], color="#333333", label=AT_EDGE, **look.points("^", 11, hollow=True)))
     if lost:
         handles.append(look.end_handle("nonfinite"))
         handles[-1].set_label("at every rate a seed has no finite loss")
@@ -268,7 +277,7 @@ def best_rate(
         "depth (blocks)",
         "best learning rate",
         handles,
-        [*_said(edges), RULE.partition(" An open")[0], *beside],
+        [*_said(edges), RULE, *_beside(looks, "depth and rate")],
     )
 
 
