@@ -142,7 +142,9 @@ def close(state: TrainState, seen: Seen, looking: Looking, corpus: Corpus, signa
     if wanted.curves:
         row["curve"] = seen.curve
     if wanted.profiles:
-        row |= {"profiles": seen.profiles, "probes": wanted.probes}
+        row["profiles"] = seen.profiles
+        if wanted.probes is not None:
+            row["probes"] = wanted.probes
         if BY_ROLE & set(config.health.groups):
             row["roles"] = block_roles(state.params)
     if wanted.looks is not None:
