@@ -88,6 +88,18 @@ def rope(baseline: Sequence[float]) -> float:
     return max(SMALLEST_ROPE, 2 * float(known.std(ddof=1)) if len(known) > 1 else 0.0)
 
 
+def in_ropes(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
+    """Paired differences of losses, arm less baseline, as multiples of the baseline's ROPE: within ±1 the two are equal."""
+    found, unit = difference(arm, baseline), rope(baseline)
+    return Effect(tuple(value / unit for value in found.values), Interval(*(bound / unit for bound in found.interval)))
+
+
+def share(hits: Sequence[bool | float]) -> Effect:
+    """A share of runs, one value of 0 or 1 a run, with Wilson's interval; a run whose value is not known counts as 0."""
+    row = [float(bool(hit) and np.isfinite(hit)) for hit in hits]
+    return Effect(tuple(row), wilson(int(sum(row)), len(row)))
+
+
 def wilson(hits: int, of: int) -> Interval:
     """Wilson's interval of a share; (0, 1) of none."""
     if not of:
@@ -200,6 +212,8 @@ class Settled:
       reading: which reading of it; empty where there is one.
       scale, settings: where it holds.
       judged: its primary predicates.
+      notes: more that a reader should know.
+      construction: whether it follows from the equations alone, so that it counts as no experiment.
     """
 
     claim: str
@@ -208,6 +222,7 @@ class Settled:
     judged: tuple[Judged, ...]
     reading: str = ""
     notes: tuple[str, ...] = field(default=())
+    construction: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -224,6 +239,14 @@ class Settled:
         if "undecided" in found:
             return "undecided"
         return "mixed" if "mixed" in found else "supported"
+
+    def told(self) -> str:
+        """The verdict with its evidence, in some lines."""
+        claim = f"{self.claim} ({self.reading})" if self.reading else self.claim
+        how = f"{self.verdict} by construction" if self.construction else self.verdict
+        lines = [f"{claim}: {how} ({', '.join(filter(None, (self.scale, self.settings)))})"]
+        lines += [f"  {one.verdict}: {one.sentence()}" for one in self.judged]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:

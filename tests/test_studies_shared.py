@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from resjax.health.studies import STUDIES, Subject
 from resjax.health.studies.ablation import ablation
 from resjax.residual import CATALOGUE, Knob
 from resjax.residual.parameters import is_variable
+from resjax.residual.precision import ROUNDING
 from test_catalogue import ALL
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -85,6 +87,21 @@ def test_the_step_and_the_knobs_are_values():
             losses.append(ablation(subject(scheme, 0, step, knobs={"s": np.float32(knob)}))["loss"])
         assert count == len(seen)
     assert len(set(losses)) == 3
+
+
+def test_how_a_stream_is_rounded_is_a_value_too():
+    losses = []
+    for code in (0, 1):
+        with compilations() as seen:
+            looked = subject(CATALOGUE["pre_ln"], 0, 1, knobs={ROUNDING: np.int32(code)})
+            losses.append(looked.loss)
+    assert len(seen) == 0 and losses[0] != losses[1]
+    assert losses[1] == pytest.approx(replace(looked, model=rounded(looked.model), knobs={}).loss, rel=1e-6)
+
+
+def rounded(model):
+    model.shape = replace(model.shape, rounding="bfloat16")
+    return model
 
 
 def test_programs_keep_no_model():

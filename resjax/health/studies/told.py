@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from resjax.models import lm
 from resjax.residual import Context, Observer
 from resjax.residual.connection import Measure, MeasureBlock
 
@@ -22,6 +23,7 @@ class Told:
     Attributes:
       step, key, knobs: values.
       train, compute, measure, measure_block, observers, store: parts of the program. Functions have to be the same object each time.
+      rounding: of the model's shape, for programs that do not get the model: how it rounds what its sites store, if ``store`` is None.
     """
 
     step: Any
@@ -33,9 +35,10 @@ class Told:
     measure_block: MeasureBlock | None = field(metadata={"static": True})
     observers: tuple[Observer, ...] = field(metadata={"static": True})
     store: Callable[[jax.Array, Any], jax.Array] | None = field(metadata={"static": True})
+    rounding: str = field(default="none", metadata={"static": True})
 
     @classmethod
-    def of(cls, context: Context) -> "Told":
+    def of(cls, context: Context, rounding: str = "none") -> "Told":
         """What a context says; its taps, side channels and ``keep`` are left out."""
         return cls(
             context.step,
@@ -47,11 +50,12 @@ class Told:
             context.measure_block,
             context.observers,
             context.store,
+            rounding,
         )
 
     @property
     def context(self) -> Context:
-        return Context(
+        context = Context(
             train=self.train,
             key=self.key,
             step=self.step,
@@ -62,3 +66,4 @@ class Told:
             compute=self.compute,
             store=self.store,
         )
+        return lm.rounding(context, self.rounding)

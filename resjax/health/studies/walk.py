@@ -63,7 +63,7 @@ class Walk:
 
     def __init__(self, model: LM, context: Context):
         self.model, self.stack = model, model.stack
-        self.told = Told.of(context)
+        self.told = Told.of(context, model.shape.rounding)
         self.depth, self.sites = self.stack.depth, len(self.stack.kinds)
         self.plan = self.stack.plan
         self.parts = [

@@ -1,0 +1,114 @@
+"""Do an experiment, or go on with it: train its grid, measure the rest, keep the results, say the verdicts.
+
+    python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--dry-run]
+
+What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small, to see that it runs:
+nothing is kept and nothing judged.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import frozen, results
+from experiments.experiment import SCALES, Experiment, named
+from resjax import sweep
+from resjax.main import answer, listen
+from resjax.sweeps import grid
+from resjax.sweeps.cells import build
+from resjax.sweeps.results import Results
+from resjax.train.runfolder import RunFolder
+from resjax.train.session import platform
+from resjax.train.writers import to_json
+
+SOME_FAILED = 1
+WORK = Path("sweeps")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    if words is None:
+        listen()
+    parser = argparse.ArgumentParser(prog="python -m experiments.run", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="+", metavar="EXPERIMENT", help="such as E18")
+    parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large its runs are")
+    parser.add_argument("--dry-run", action="store_true", help="list the cells and how long they will take")
+    parser.add_argument("--workdir", type=Path, default=WORK, metavar="DIR", help="what is under way (default: sweeps)")
+    arguments = parser.parse_args(words)
+
+    def act() -> int:
+        code = 0
+        for experiment in [named(name) for name in arguments.names]:
+            code = run(experiment, arguments.scale, arguments.workdir, arguments.dry_run)
+            if code not in (0, SOME_FAILED):
+                return code
+        return code
+
+    return answer(act)
+
+
+def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False) -> int:
+    """One experiment; returns the exit code of its sweep.
+
+    Raises:
+      Refused: it is not as frozen.
+    """
+    smoke = scale == "smoke"
+    if not smoke:
+        frozen.check(experiment)
+    here = workdir / f"{experiment.stem}.{scale}"
+    print(f"{experiment.name}: {experiment.question}")
+    code = 0
+    if experiment.cells(scale):
+        options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]
+        options += ["--scale=smoke"] if smoke else []
+        code = sweep.main([*options, *(["--dry-run"] if dry_run else [])])
+    if dry_run or code not in (0, SOME_FAILED):
+        return code
+    measured = {
+        name: measure(here / "measured" / f"{name}.json", function, scale)
+        for name, function in experiment.measures.items()
+    }
+    rows = trained(experiment, scale, here / "cells") if experiment.cells(scale) else []
+    kept = here / "results.json" if smoke else results.place(experiment, scale)
+    results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
+    found = results.read(kept)
+    drawn = experiment.drawing(found.runs, found.measured)
+    save(drawn, kept.with_suffix(".svg"))
+    settled = experiment.settle(found.runs, found.measured, scale)
+    if not smoke:
+        for one in settled:
+            print(one.told())
+    print(f"everything is in {kept}")
+    return code
+
+
+def trained(experiment: Experiment, scale: str, folder: Path) -> list[Mapping[str, Any]]:
+    """The lines of the grid's cells, in its order; what an earlier grid left in the folder is no part of it."""
+    lines = Results(RunFolder(folder)).rows
+    settings = grid.settings(grid.from_config(experiment.cells(scale), str(experiment.path)), {})
+    cells = build(experiment.spec(scale), (), settings, platform(), grid.shrink if scale == "smoke" else None)
+    return [lines[cell.name] for cell in cells]
+
+
+def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:
+    """The rows of a measurement, made once."""
+    if not path.exists():
+        rows = to_json([dict(row) for row in function(scale)])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(".new")
+        whole.write_text(json.dumps(rows, allow_nan=False))
+        whole.replace(path)
+    return json.loads(path.read_text())
+
+
+def save(figure: Any, path: Path) -> None:
+    """A figure as an SVG file whose bytes depend on nothing but what it shows."""
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

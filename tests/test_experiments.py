@@ -1,0 +1,263 @@
+"""Do the rails of experiments hold? Runs are chosen and lined up, predicates frozen, results kept and read back, on synthetic runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import experiment as files
+from experiments import frozen, results
+from experiments import run as command
+from experiments.experiment import every, read
+from experiments.judge import in_ropes, share
+from experiments.runs import Runs, ending, losses_of, mean_between, profile, value_of
+from experiments.sizes import SIZES, sized
+from resjax.config.validate import validate
+from resjax.data import markov
+from resjax.errors import Refused
+
+TOY = '''
+"""E90: is a larger rate better?"""
+import matplotlib
+matplotlib.rcParams["svg.hashsalt"] = "resjax"
+from matplotlib.figure import Figure
+from experiments.experiment import Finding
+from experiments.judge import Predicate, difference
+from experiments.sizes import sized
+from resjax.sweeps.combine import product
+
+QUESTION = "Is a larger rate better?"
+PREDICATES = {"C00/larger": (Predicate("loss at the larger rate less that at the smaller", "below", 0.0, seeds=2),)}
+SETTINGS = {"cpu": "toy"}
+CUT = ()
+VARIANTS = ("accelerator",)
+MEASURES = {"numbers": lambda scale: ({"n": n, "root": n**0.5} for n in range(3))}
+
+
+def get_config(variant=None):
+    config = sized("cpu-S", train__steps=4, train__eval_batches=1, model__depth=1, model__width=8, model__heads=2)
+    config.data.length, config.data.batch, config.optimizer.warmup = 8, 2, 0
+    return config
+
+
+def sweep(variant=None):
+    return product({"optimizer.lr": [1e-3, 1e-2], "seed": [0, 1]})
+
+
+def judge(runs, measured):
+    low, high = (part.losses([0, 1]) for part in runs.split("optimizer.lr").values())
+    yield Finding("C00/larger", (difference(high, low),), notes=(f"{len(measured['numbers'])} numbers",))
+
+
+def figure(runs, measured):
+    drawn = Figure()
+    drawn.subplots().plot(runs.values("eval_loss") if len(runs) == 2 else [row["eval_loss"] for row in runs])
+    return drawn
+'''
+
+
+def row(loss, seed=0, rate=1e-3, outcome="trained", **more):
+    fields = {"optimizer.lr": rate, "seed": seed}
+    return {"fields": fields, "config": {"train.steps": 100}, "status": "done", "outcome": outcome} | {
+        "eval_loss": loss, "first_loss": 3.5, **more,
+    }  # fmt: skip
+
+
+def grid(losses):
+    """Runs by rate and seed."""
+    return Runs(row(loss, seed, rate) for rate, seeds in losses.items() for seed, loss in enumerate(seeds))
+
+
+# ------------------------------------------------------------------ which runs, and their numbers
+
+
+def test_a_field_that_is_not_said_has_its_default():
+    one = row(2.0)
+    assert value_of(one, "residual.name") == "pre_ln" and value_of(one, "train.steps") == 100
+    with pytest.raises(Refused, match=r"optimizer\.rate"):
+        value_of(one, "optimizer.rate")
+    assert len(Runs([one]).where({"residual.name": "post_ln"})) == 0
+    assert len(Runs([one]).where({"optimizer.lr": (1e-3, 3e-3), "residual.name": "pre_ln"})) == 1
+
+
+def test_numbers_line_up_by_seed_and_what_is_missing_is_nan():
+    runs = Runs([row(2.2, 2), row(2.0, 0), row(None, 1, outcome="nonfinite")])
+    np.testing.assert_equal(runs.losses(), [2.0, np.nan, 2.2])
+    np.testing.assert_equal(runs.losses([0, 3]), [2.0, np.nan])
+    assert runs.outcomes() == {"trained": 2, "nonfinite": 1} and runs.trained() == pytest.approx(2 / 3)
+
+
+def test_two_runs_of_one_seed_are_refused_with_what_they_differ_in():
+    with pytest.raises(Refused, match=r"seed 0 has several of these runs, which differ in optimizer\.lr"):
+        Runs([row(2.0), row(2.1, rate=1e-2)]).losses()
+
+
+def test_the_best_rate_is_that_of_the_lowest_mean_and_lost_seeds_make_none_best():
+    best = grid({1e-3: [2.5, 2.5], 3e-3: [2.2, 2.3], 1e-2: [2.0, None]}).best()
+    assert best.value == 3e-3 and best.edge == "" and best.runs.losses() == [2.2, 2.3]
+    assert "edge" in grid({1e-3: [2.5], 3e-3: [2.2], 1e-2: [2.0]}).best().edge
+
+
+def test_the_highest_rate_needs_four_seeds_of_five():
+    runs = Runs(
+        row(2.0, seed, rate, "trained" if seed < good else "collapsed")
+        for rate, good in ((1e-3, 5), (3e-3, 4), (1e-2, 3))
+        for seed in range(5)
+    )
+    assert runs.highest_rate() == 3e-3
+    assert Runs([row(3.0, outcome="diverged")]).highest_rate() == 0
+
+
+def test_sensitivity_is_of_each_seed_over_the_grid():
+    runs = grid({1e-3: [2.0, 2.0], 1e-2: [2.4, None]})
+    np.testing.assert_allclose(runs.sensitivity(), [0.2, 0.75])  # one lost seed counts as its start: (0 + 1.5) / 2
+
+
+def test_curves_and_profiles_are_read_as_far_as_they_go():
+    curve = [{"step": s, "loss": 3 - s / 100} for s in range(10, 101, 10)] + [{"step": 100, "eval_loss": 2.0}]
+    one = row(2.0, curve=curve, profiles={"1": {"update_ratio": [[1.0, None]]}, "100": {"update_ratio": [[2.0, 3.0]]}})
+    steps, losses = losses_of(one)
+    assert steps[-1] == 100 and losses[-1] == 2.0
+    assert mean_between(one, 0.05, 0.2) == pytest.approx(2.85)
+    assert np.isnan(mean_between(row(2.0, curve=curve[:3]), 0.2, 0.9))
+    np.testing.assert_equal(profile(one, 1, "update_ratio"), [[1.0, np.nan]])
+    np.testing.assert_equal(profile(one, "end", "update_ratio"), [[2.0, 3.0]])
+    assert profile(one, "end", "token_cosine").size == 0
+
+
+def test_a_run_that_failed_is_counted_as_such():
+    assert ending({"fields": {}, "status": "failed"}) == "failed"
+
+
+def test_differences_in_ropes_and_shares():
+    found = in_ropes([2.1, 2.1], [2.0, 2.0])
+    assert found.values == pytest.approx((10.0, 10.0))
+    assert share([True, False, np.nan]).values == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_sizes_are_configurations(name):
+    config = sized(name, model__depth=6)
+    validate(config)
+    assert config.model.depth == 6 and config.optimizer.warmup == config.train.steps / 10
+
+
+# ------------------------------------------------------------------ an experiment, from its file to its verdict
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """An experiment in a folder of its own, with nowhere else to write to."""
+    path = tmp_path / "e90_rate.py"
+    path.write_text(TOY)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "PLACE", tmp_path / "results")
+    monkeypatch.setattr(frozen, "FILE", tmp_path / "frozen.json")
+    monkeypatch.setattr(markov, "TRAIN_SYMBOLS", 1 << 14)
+    monkeypatch.setattr(markov, "HELD_OUT_SYMBOLS", 1 << 12)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def edited(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_experiment_is_done_kept_and_judged(toy, capsys):
+    assert command.main(["E90"]) == 2 and "not frozen yet" in capsys.readouterr().err
+    assert frozen.main(["E90"]) == 0
+    assert command.main(["e90", "--dry-run"]) == 0 and "4 cells" in capsys.readouterr().out
+    assert not (toy.parent / "results").exists()
+
+    assert command.main(["E90"]) == 0
+    out = capsys.readouterr().out
+    assert "C00 (larger): " in out and "note: 3 numbers" in out
+    kept = toy.parent / "results" / "e90_rate.cpu.json"
+    found = results.read(kept)
+    assert len(found.runs) == 4 and found.runs.seeds == [0, 1] and list(found.measured) == ["numbers"]
+    assert value_of(found.runs[0], "model.width") == 8  # what all have alike is kept once, and is there when read
+    assert "model.width" not in json.loads(kept.read_text())["rows"][0]["config"]
+    assert found.about["frozen"] == frozen.digest() and found.about["command"].endswith("E90 --scale=cpu")
+    (settled,) = read(toy).settle(found.runs, found.measured, "cpu")
+    assert settled.claim == "C00" and settled.reading == "larger" and settled.settings == "toy"
+
+    # again: nothing is trained, and the bytes are the same
+    before = kept.read_bytes(), kept.with_suffix(".svg").read_bytes()
+    assert command.main(["E90"]) == 0
+    assert (kept.read_bytes(), kept.with_suffix(".svg").read_bytes()) == before
+
+
+@pytest.mark.slow
+def test_smoke_keeps_and_judges_nothing(toy, capsys):
+    assert command.main(["E90", "--scale=smoke"]) == 0
+    assert "C00" not in capsys.readouterr().out
+    assert not (toy.parent / "results").exists() and not frozen.FILE.exists()
+
+
+def test_what_was_frozen_changes_only_with_a_reason(toy, capsys):
+    assert frozen.main(["E90"]) == 0
+    before = frozen.digest()
+    edited(toy, '"below", 0.0', '"below", 0.1')
+    edited(toy, "[1e-3, 1e-2]", "[1e-3, 3e-3]")
+    assert command.main(["E90"]) == 2
+    assert "predicates C00/larger, grids accelerator, grids cpu" in capsys.readouterr().err
+    assert frozen.main(["E90"]) == 2 and frozen.digest() == before
+    assert frozen.main(["E90", "--change=the threshold was a slip"]) == 0
+    assert frozen.digest() != before
+    (change,) = frozen.read()["changes"]
+    assert change["why"] == "the threshold was a slip" and change["experiment"] == "E90"
+    assert frozen.main([]) == 0 and frozen.digest() in capsys.readouterr().out
+
+
+def test_every_claim_with_predicates_is_told_and_no_other(toy):
+    runs, measured = grid({1e-3: [2.0, 2.0], 1e-2: [2.1, 2.1]}), {"numbers": []}
+    experiment = read(toy)
+    assert experiment.claims == ["C00"]
+    assert [one.verdict for one in experiment.settle(runs, measured, "cpu")] == ["refuted"]
+    edited(toy, 'yield Finding("C00/larger"', 'yield Finding("C00/lager"')
+    with pytest.raises(Refused, match="did you mean 'C00/larger'"):
+        read(toy).settle(runs, measured, "cpu")
+    edited(toy, 'yield Finding("C00/lager"', 'return\n    yield Finding("C00/larger"')
+    with pytest.raises(Refused, match="nothing was found about C00/larger"):
+        read(toy).settle(runs, measured, "cpu")
+
+
+def test_a_finding_has_an_effect_for_each_predicate(toy):
+    edited(toy, "(difference(high, low),)", "(difference(high, low),) * 2")
+    with pytest.raises(Refused, match="has 1 predicates, and 2 effects"):
+        read(toy).settle(grid({1e-3: [2.0, 2.0], 1e-2: [2.1, 2.1]}), {"numbers": []}, "cpu")
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["E91"], "the experiment is 'E91'"),
+        (["e90_rate.py"], "has no QUESTION"),
+    ],
+)
+def test_bad_names_and_files_are_told_in_one_sentence(toy, capsys, words, sentence):
+    edited(toy, "QUESTION =", "ANSWER =")
+    assert command.main(words) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path):
+    with pytest.raises(Refused, match="makes it"):
+        results.read(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(Refused, match="holds no results"):
+        results.read(tmp_path / "other.json")
+
+
+# ------------------------------------------------------------------ those there are
+
+
+@pytest.mark.parametrize("experiment", every(), ids=lambda one: one.name)
+def test_experiments_are_as_frozen_and_fit_their_grid(experiment):
+    if experiment.name in frozen.read()["experiments"]:
+        frozen.check(experiment)
+    assert experiment.cells("cpu") or experiment.measures
+    assert all(key[:1] == "C" and key[1:3].isdigit() for key in experiment.predicates)
