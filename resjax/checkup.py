@@ -17,7 +17,6 @@ from resjax.train.checkpoint import saved_steps
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
 
-FEW, TOKENS = 4096, {"decoding": 12_288}  # held-out tokens of a study, and of those that learn from them
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
 ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
@@ -65,16 +64,14 @@ def studied(
     found: dict[str, Mapping[str, Any]] = {}
     for step in reversed(steps):
         try:
-            subjects = {
-                tokens: subject_of(folder, step, tokens) for tokens in {TOKENS.get(name, FEW) for name in names}
-            }
+            subjects = {tokens: subject_of(folder, step, tokens) for tokens in {STUDIES[name].tokens for name in names}}
         except Refused as refused:
             notes.append(f"no studies of step {step}: {str(refused).partition(chr(10))[0]}")
             continue
         notes += [note for subject in subjects.values() for note in subject.notes if note not in notes]
         for name in names:
             try:
-                found[name] = STUDIES[name].run(subjects[TOKENS.get(name, FEW)])
+                found[name] = STUDIES[name].run(subjects[STUDIES[name].tokens])
             except Refused as refused:
                 notes.append(f"study '{name}' left out: {refused}")
         return step, found

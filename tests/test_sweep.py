@@ -674,5 +674,5 @@ def test_help_loads_no_jax():
         [sys.executable, "-c", code], env=runs.environment(), cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    for option in ("--grid", "--workdir", "--scale", "--curves", "--profiles", "--dry-run"):
+    for option in ("--grid", "--workdir", "--scale", "--curves", "--profiles", "--studies", "keep()", "--dry-run"):
         assert option in done.stdout

@@ -129,10 +129,7 @@ class LM(nnx.Module):
 
     def told(self, context: Context) -> Context:
         """``context``, with how the model rounds what its sites store; a context that says how to store keeps that."""
-        code = context.knobs.get(ROUNDING, ROUNDINGS.index(self.shape.rounding))
-        if context.store is not None or (isinstance(code, int) and code == 0):
-            return context
-        return replace(context, store=lambda x, number: as_stored(x, code))
+        return rounding(context, self.shape.rounding)
 
     def embedded(self, tokens: jax.Array, context: Context) -> jax.Array:
         """The stream before the first block, (B, T, D)."""
@@ -168,6 +165,14 @@ class LM(nnx.Module):
         logits = jnp.matmul(flat, weights.astype(flat.dtype), preferred_element_type=exact(flat).dtype)
         logits = logits.reshape(*final.shape[:-1], -1)
         return logits if self.logit_gain is None else self.logit_gain(logits)
+
+
+def rounding(context: Context, name: str) -> Context:
+    """See :meth:`LM.told`; ``name`` is of the model's shape."""
+    code = context.knobs.get(ROUNDING, ROUNDINGS.index(name))
+    if context.store is not None or (isinstance(code, int) and code == 0):
+        return context
+    return replace(context, store=lambda x, number: as_stored(x, code))
 
 
 def ends(embedded: jax.Array, final: jax.Array) -> Probes:

@@ -8,16 +8,16 @@ from rich.console import Console
 
 from resjax.config.schema import FIELDS
 from resjax.config.tree import flat
-from resjax.errors import Refused
 from resjax.sweeps import grid, one
 from resjax.sweeps.cells import Architecture, Cell
-from resjax.sweeps.one import DONE, FAILED, Stopped
+from resjax.sweeps.one import DONE, FAILED
 from resjax.sweeps.results import Results
 from resjax.sweeps.shared import Shared, compile_shared
+from resjax.sweeps.subject import sentence
 from resjax.sweeps.texts import DRAWN_BY_SEED, Texts
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train.progress import clock
-from resjax.train.signals import Signals
+from resjax.train.signals import Signals, Stopped
 
 ALL_DONE, SOME_FAILED = 0, 1
 PROGRAMS = ("start", "step", "evaluation")  # of an architecture
@@ -196,10 +196,7 @@ def _facts(config: Any, sha256: str) -> dict[str, Any]:
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    sentence = " ".join(str(error).split())
-    if not isinstance(error, Refused):
-        sentence = f"{type(error).__name__}: {sentence[:500]}"
-    return {"status": FAILED, "error": sentence}
+    return {"status": FAILED, "error": sentence(error)}
 
 
 def _count(number: int, what: str) -> str:
