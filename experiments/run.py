@@ -2,8 +2,8 @@
 
     python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--dry-run]
 
-What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small, to see that it runs:
-nothing is kept and nothing judged.
+What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small and with one seed, to see
+that it runs: nothing is kept beside what is under way, nothing drawn or judged.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from resjax.train.writers import to_json
 
 SOME_FAILED = 1
 WORK = Path("sweeps")
+ONE_SEED = "seed=0"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -64,7 +65,7 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     code = 0
     if experiment.cells(scale):
         options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]
-        options += ["--scale=smoke"] if smoke else []
+        options += ["--scale=smoke", "--grid", ONE_SEED] if smoke else []
         code = sweep.main([*options, *(["--dry-run"] if dry_run else [])])
     if dry_run or code not in (0, SOME_FAILED):
         return code
@@ -75,12 +76,10 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     rows = trained(experiment, scale, here / "cells") if experiment.cells(scale) else []
     kept = here / "results.json" if smoke else results.place(experiment, scale)
     results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
-    found = results.read(kept)
-    drawn = experiment.drawing(found.runs, found.measured)
-    save(drawn, kept.with_suffix(".svg"))
-    settled = experiment.settle(found.runs, found.measured, scale)
     if not smoke:
-        for one in settled:
+        found = results.read(kept)
+        save(experiment.drawing(found.runs, found.measured), kept.with_suffix(".svg"))
+        for one in experiment.settle(found.runs, found.measured, scale):
             print(one.told())
     print(f"everything is in {kept}")
     return code
@@ -88,10 +87,11 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
 
 def trained(experiment: Experiment, scale: str, folder: Path) -> list[Mapping[str, Any]]:
     """The lines of the grid's cells, in its order; what an earlier grid left in the folder is no part of it."""
-    lines = Results(RunFolder(folder)).rows
-    settings = grid.settings(grid.from_config(experiment.cells(scale), str(experiment.path)), {})
-    cells = build(experiment.spec(scale), (), settings, platform(), grid.shrink if scale == "smoke" else None)
-    return [lines[cell.name] for cell in cells]
+    lines, smoke = Results(RunFolder(folder)).rows, scale == "smoke"
+    cells = grid.from_config(experiment.cells(scale), str(experiment.path))
+    settings = grid.settings(cells, grid.from_flags([ONE_SEED]) if smoke else {})
+    made = build(experiment.spec(scale), (), settings, platform(), grid.shrink if smoke else None)
+    return [lines[cell.name] for cell in made]
 
 
 def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:

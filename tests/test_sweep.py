@@ -650,8 +650,10 @@ def test_scales(tmp_path, capsys):
     )
     small = load(path, [("optimizer.lr", 1.0)], grid.shrink)
     assert (small.model.depth, small.model.width, small.model.heads, small.train.steps) == (4, 16, 2, 60)
-    (cell,) = cells.build(path, [], [{"model.depth": 5}], "cpu", grid.shrink)
-    assert cell.config.model.depth == 5
+    # also what a grid sets, or a grid of depths to 1,000 would not be small; cells that become the same run are one
+    grown = [{"model.depth": depth, "optimizer.warmup": 450} for depth in (3, 5, 1000)]
+    made = cells.build(path, [("train.steps", 600)], grown, "cpu", grid.shrink)
+    assert [(cell.config.model.depth, cell.config.optimizer.warmup) for cell in made] == [(3, 60), (4, 60)]
 
 
 def test_a_users_own_scheme_is_part_of_a_cell(config, tmp_path):
