@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import frozen, results
+from experiments import drawn, frozen, results
 from experiments.experiment import SCALES, Experiment, named
 from resjax import sweep
 from resjax.main import answer, listen
@@ -76,8 +76,7 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     kept = here / "results.json" if smoke else results.place(experiment, scale)
     results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
     found = results.read(kept)
-    drawn = experiment.drawing(found.runs, found.measured)
-    save(drawn, kept.with_suffix(".svg"))
+    drawn.save(experiment.drawing(found.runs, found.measured), kept.with_suffix(".svg"))
     settled = experiment.settle(found.runs, found.measured, scale)
     if not smoke:
         for one in settled:
@@ -103,11 +102,6 @@ def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:
         whole.write_text(json.dumps(rows, allow_nan=False))
         whole.replace(path)
     return json.loads(path.read_text())
-
-
-def save(figure: Any, path: Path) -> None:
-    """A figure as an SVG file whose bytes depend on nothing but what it shows."""
-    figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
