@@ -76,8 +76,8 @@ def allowed(key: str) -> str:
     if name not in claims():
         return f"{key}: there is no claim {name}"
     readings = claims()[name].readings
-    if readings and reading not in readings:
-        return f"{key}: of {name} there are the readings {', '.join(readings)} (experiments/claims.toml)"
     if reading and not readings:
         return f"{key}: {name} has one reading only (experiments/claims.toml)"
+    if reading and reading not in readings:
+        return f"{key}: of {name} there are the readings {', '.join(readings)} (experiments/claims.toml)"
     return ""

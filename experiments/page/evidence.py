@@ -187,7 +187,8 @@ def _rows(entries: Sequence[Entry]) -> Iterable[Row]:
         by_key.setdefault((one.settled.claim, one.settled.reading), []).append(one)
     for claim in claims().values():
         found = [reading for name, reading in by_key if name == claim.id]
-        for reading in dict.fromkeys([*(claim.readings or [""]), *found]):
+        whole = [""] if "" in found or not claim.readings else []
+        for reading in dict.fromkeys([*whole, *claim.readings, *found]):
             yield Row(claim, reading, tuple(by_key.get((claim.id, reading), ())))
 
 
