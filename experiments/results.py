@@ -24,7 +24,7 @@ from resjax.train.writers import to_json
 PLACE = FOLDER / "results"
 KEPT = (
     "cell", "fields", "status", "error", "outcome", "train_loss", "eval_loss", "first_loss", "last_loss", "steps",
-    "seconds", "token_cosine", "spikes", "floors", "config", "curve", "profiles", "studies", "looks",
+    "seconds", "token_cosine", "spikes", "floors", "config", "curve", "profiles", "roles", "studies", "looks",
 )  # fmt: skip
 DIGITS = 6
 PACKAGES = ("jax", "flax", "optax", "numpy", "scipy")

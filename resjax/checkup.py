@@ -1,18 +1,15 @@
 """How does a run's folder become what the doctor looks at? Its probes, its losses, its scheme's own start, and studies of its state."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from resjax.config.kept import fields
-from resjax.config.tree import to_dict
-from resjax.errors import Refused, nearest
-from resjax.health.diagnosis import Case
+from resjax.errors import Refused
+from resjax.health.diagnosis.case import Case, recorded_in
 from resjax.health.findings import section
-from resjax.health.record import HealthRecord
-from resjax.health.report import read_json, read_metrics
 from resjax.health.studies import STUDIES
 from resjax.propagation.cases import build
 from resjax.propagation.measured import measured
@@ -20,7 +17,6 @@ from resjax.train.checkpoint import saved_steps
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
 
-FEW, TOKENS = 4096, {"decoding": 12_288}  # held-out tokens of a study, and of those that learn from them
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
 ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
@@ -36,22 +32,16 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     Raises:
       Refused: there is no run, or it has not come to that step.
     """
-    path = Path(folder).expanduser()
-    config = configuration(folder)
-    notes: list[str] = []
-    record = HealthRecord.load(path / "health")
-    notes += record.notes
-    rows = read_metrics(path / "metrics.jsonl", notes)
-    summary = read_json(path / "summary.json", notes)
-    last = max(
-        [int(record.steps[-1]) if len(record) else 0, *(row["step"] for row in rows), int(summary.get("steps") or 0)]
-    )
-    if step is not None and not 1 <= step <= last:
-        raise Refused(f"--step is {step}, but the run in '{folder}' has done {last} steps; give one from 1 to {last}")
-    if step is not None and step < last:
-        record, rows = record.until(step), [row for row in rows if row["step"] <= step]
-        if int(section(summary, "nonfinite").get("step") or 0) > step:
-            summary = {name: value for name, value in summary.items() if name != "nonfinite"}
+    case = recorded_in(folder)
+    path, config, notes = Path(case.path), case.config, case.notes
+    if step is not None and not 1 <= step <= case.done:
+        raise Refused(
+            f"--step is {step}, but the run in '{folder}' has done {case.done} steps; give one from 1 to {case.done}"
+        )
+    if step is not None and step < case.done:
+        case = replace(case, record=case.record.until(step), rows=[row for row in case.rows if row["step"] <= step])
+        if int(section(case.summary, "nonfinite").get("step") or 0) > step:
+            case = replace(case, summary={name: value for name, value in case.summary.items() if name != "nonfinite"})
     saved = saved_steps(path / "checkpoints")
     by_then = [number for number in saved if step is None or number <= step]
     found: dict[str, Mapping[str, Any]] = {}
@@ -62,40 +52,9 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
         else:
             notes.append(f"no studies: there is no checkpoint{f' up to step {step}' if step else ''}")
     first: Mapping[str, np.ndarray] = {}
-    if config and start and len(record):
+    if config and start and len(case.record):
         first = start_of(str(path), config, notes)
-    return Case(
-        name=path.resolve().name,
-        record=record,
-        config=config,
-        rows=rows,
-        summary=summary,
-        dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
-        start=first,
-        studies=found,
-        state=state,
-        saved=saved,
-        path=str(path),
-        notes=notes,
-    )
-
-
-def configuration(given: str) -> dict[str, Any]:
-    """The resolved fields of the run in a folder; empty for that of a model that is not resjax's own.
-
-    Raises:
-      Refused: the folder holds neither, or a damaged config.json.
-    """
-    path, notes = Path(given).expanduser(), list[str]()
-    facts = read_json(path / "config.json", notes)
-    if facts and "recorded_by" not in facts:
-        return to_dict(fields(path / "config.json"))
-    if notes:  # damaged
-        raise Refused(f"'{given}' has a config.json that cannot be read: {notes[0].partition(': ')[2]}")
-    if path.is_dir() and ((path / "health").is_dir() or (path / "metrics.jsonl").is_file()):
-        return {}
-    siblings = [str(one.parent) for one in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
-    raise Refused(f"'{given}' holds no run (it has neither config.json nor health/){nearest(given, siblings)}")
+    return replace(case, start=first, studies=found, state=state, saved=saved)
 
 
 def studied(
@@ -105,16 +64,14 @@ def studied(
     found: dict[str, Mapping[str, Any]] = {}
     for step in reversed(steps):
         try:
-            subjects = {
-                tokens: subject_of(folder, step, tokens) for tokens in {TOKENS.get(name, FEW) for name in names}
-            }
+            subjects = {tokens: subject_of(folder, step, tokens) for tokens in {STUDIES[name].tokens for name in names}}
         except Refused as refused:
             notes.append(f"no studies of step {step}: {str(refused).partition(chr(10))[0]}")
             continue
         notes += [note for subject in subjects.values() for note in subject.notes if note not in notes]
         for name in names:
             try:
-                found[name] = STUDIES[name].run(subjects[TOKENS.get(name, FEW)])
+                found[name] = STUDIES[name].run(subjects[STUDIES[name].tokens])
             except Refused as refused:
                 notes.append(f"study '{name}' left out: {refused}")
         return step, found

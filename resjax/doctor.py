@@ -72,8 +72,9 @@ def _doctor(words: Sequence[str]) -> int:
     for option, folder in (("RUN", arguments.run), ("--against", arguments.against)):
         if folder == "":
             raise Refused(f"{option} is empty; name the folder of a run")
-    from resjax.checkup import case_of, configuration  # loads JAX
+    from resjax.checkup import case_of  # loads JAX
     from resjax.health.diagnosis import diagnose
+    from resjax.health.diagnosis.case import configuration
     from resjax.health.diagnosis.told import lines
     from resjax.train.writers import to_json
 

@@ -1,6 +1,9 @@
 """Train a grid of configurations, or go on with it: one line of results for each.
 
 python -m resjax.sweep --config=FILE[:variant] [--grid FIELD=a,b ...] [--workdir=DIR] [--config.FIELD=VALUE ...]
+    [--curves] [--profiles=1,30,end] [--studies=a,b|all]
+
+What else a line keeps is said by these flags and by ``keep()`` of the config file; see :mod:`resjax.sweeps.wanted`.
 """
 
 import os
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from resjax.errors import Refused
 from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
 
-OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "dry-run", "help")
+OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "studies", "no-figures", "dry-run", "help")
 ROOT = "sweeps"
 
 
@@ -23,8 +26,13 @@ def parser() -> Parser:
         epilog="The grid is what the config file's sweep() returns, a dict of fields with lists of values (their product) "
         "or a list of such dicts, and what --grid says, which replaces the same fields. Each cell that ends is a line of "
         "results.jsonl: its fields, status (done; diverged: a value was not finite; failed: with the reason), losses, "
-        "baselines; no checkpoints, no report. Exit codes: 0 all cells are done, 1 some failed or diverged (or the "
-        "machine failed), 2 bad input, 130 and 143 stopped by Ctrl-C and SIGTERM.",
+        "spikes, baselines; no checkpoints, no report. What else it keeps is what --curves, --profiles, --studies and the "
+        "config file's keep() ask for, a dict with some of: curves (True), profiles (steps), probes (names of those that "
+        "profiles keep), studies (names), looks (steps, and a function look(subject, before) that measures the model "
+        "after each). Asked for more, the same command trains those cells again whose lines have not all of it. At the end "
+        "figures of the lines are drawn into figures/. Exit "
+        "codes: 0 all cells are done, 1 some failed or diverged (or the machine failed), 2 bad input, 130 and 143 "
+        "stopped by Ctrl-C and SIGTERM.",
         allow_abbrev=False,
     )
     option = made.add_argument
@@ -49,6 +57,12 @@ def parser() -> Parser:
         metavar="STEP,...,end",
         help="keep the probes by depth at these steps in each line, such as 1,30,end",
     )
+    option(
+        "--studies",
+        metavar="NAME,...|all",
+        help="make these studies of each cell's last state, such as ablation,steadiness, and keep what they find",
+    )
+    option("--no-figures", action="store_true", help="draw no figures at the end")
     option("--dry-run", action="store_true", help="list the cells and what there is to compile, and train nothing")
     return made
 
@@ -74,31 +88,35 @@ def _sweep(words: Sequence[str]) -> int:
 
     spec = scaled(os.path.expanduser(arguments.config), arguments.scale)
     fixed = {path: find(path).parse(text) for path, text in overrides}
-    made = from_file(spec, "sweep")
-    grids = [] if made is None else grid.from_config(made, split(spec)[0])
+    path = split(spec)[0]
+    made, kept = from_file(spec, "sweep"), from_file(spec, "keep")
+    grids = [] if made is None else grid.from_config(made, path)
     settings = grid.settings(grids, grid.from_flags(arguments.grid), fixed)
     workdir = arguments.workdir or folder(spec, overrides, arguments.scale)
 
     from resjax.sweeps.cells import architectures, build  # loads JAX
     from resjax.sweeps.results import Results
     from resjax.sweeps.run import Sweep
-    from resjax.sweeps.wanted import Wanted
+    from resjax.sweeps.wanted import from_config
     from resjax.train.progress import make_console
     from resjax.train.runfolder import RunFolder
     from resjax.train.session import platform
     from resjax.train.signals import Signals
 
-    wanted = Wanted.of(arguments.curves, arguments.profiles)
+    wanted = from_config(kept, path).more(arguments.curves, arguments.profiles, arguments.studies)
     promise = "stopping after this step, without this cell; a second one stops at once"
     with Signals(promise) as signals, RunFolder(workdir) as here:
         if not arguments.dry_run:
             here.lock()
         results = Results(here)
         cells = build(spec, overrides, settings, platform(), grid.shrink if arguments.scale == "smoke" else None)
+        for cell in cells:
+            if cell.config is not None:
+                wanted.refuse_unmeasured(cell.config)
         console = make_console()
         if twice := len(settings) - len(cells):
             console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
-        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale)
+        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale, not arguments.no_figures)
         if arguments.dry_run:
             for line in sweep.listing():
                 console.print(line)

@@ -15,6 +15,7 @@ import pytest
 from resjax.errors import Refused
 from resjax.health import figures, normal, report, shrink, table
 from resjax.health.findings import examine
+from resjax.health.page import embedded
 from resjax.health.record import BLOCK_PROBES, MORE_PROBES, ROLE_PROBES, SITE_PROBES, HealthRecord
 from resjax.residual import CATALOGUE
 from synthetic_run import ROLES, config_of, more_rows, probe_rows, record_of, write_run
@@ -196,10 +197,10 @@ def test_strings_from_files_are_escaped(tmp_path):
 
 def test_data_cannot_close_its_script():
     evil = {"</script><!--": "<script>&amp;\u2028"}
-    text = report.embedded(evil)
+    text = embedded(evil)
     assert not re.search(r"[<>&\u2028]", text) and json.loads(text) == evil
     with pytest.raises(ValueError, match="JSON"):
-        report.embedded({"x": float("nan")})
+        embedded({"x": float("nan")})
 
 
 def test_figures_without_any_value_are_left_out_with_a_sentence(tmp_path):

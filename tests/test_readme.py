@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from resjax import catalogue, doctor, main, propagate, replay, sample, sweep
+from resjax import catalogue, compare, doctor, main, propagate, replay, sample, sweep
 from resjax.config.load import load
 from resjax.config.schema import FIELDS
 from resjax.config.scheme import describe
@@ -94,6 +94,7 @@ def test_fields_and_flags_that_the_text_names_exist():
         + propagate.parser().format_help()
         + replay.parser().format_help()
         + doctor.parser().format_help()
+        + compare.parser().format_help()
     )
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z_]*)", README)) - {"--config.", "--no"}
     assert {flag for flag in flags if flag not in known} == set()

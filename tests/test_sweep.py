@@ -43,7 +43,7 @@ def config(calm):
 
 def words(config, workdir, *options, **fields):
     fields = {"train__steps": STEPS, "train__eval_every": 4} | fields
-    return runs.words(config, workdir, *options, **fields)
+    return runs.words(config, workdir, "--no-figures", *options, **fields)
 
 
 def swept(config, workdir, *options, **fields):
@@ -139,6 +139,9 @@ ADAMW = {
     "optimizer.eps": (1e-8, 1e-3),
     "init.gain": (0.3, 1.0),
     "init.out_scale": (0.2, 0.5),
+    "init.embed_gain": (1.0, 10.0),
+    "optimizer.warmup": (0, 3),
+    "precision.rounding": ("none", "float16"),
     "residual.scale": (0.3, 1.0),
     "residual.mlp.skip": (0.5, -1.5),
     "residual.scale_eval": (0.2, 2.0),
@@ -186,6 +189,14 @@ def test_a_traced_seed_gives_the_bits_of_a_constant(config):
     parts = assemble(resolve(load(str(config), [("seed", 2**32 - 1)]), "cpu"), 32)
     got = fast(lambda values: with_numbers(parts, values).start())({"seed": np.uint32(2**32 - 1)})
     assert tree_hash(got) == tree_hash(fast(parts.start)())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_traced_warmup_rises_as_a_constant_one(name, warmup):
+    traced = jax.jit(lambda warmup, t: schedule(name, 3e-3, warmup, 20)(t))
+    for t in range(0, 20, 3):
+        np.testing.assert_allclose(traced(np.float32(warmup), t), schedule(name, 3e-3, warmup, 20)(t), rtol=3e-7)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -663,5 +674,5 @@ def test_help_loads_no_jax():
         [sys.executable, "-c", code], env=runs.environment(), cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    for option in ("--grid", "--workdir", "--scale", "--curves", "--profiles", "--dry-run"):
+    for option in ("--grid", "--workdir", "--scale", "--curves", "--profiles", "--studies", "keep()", "--dry-run"):
         assert option in done.stdout

@@ -24,13 +24,13 @@ def run_name(path: str) -> str:
     return Path(path).stem if found is None else found.absolute().parent.name if found.name == NAME else found.stem
 
 
-def fields(path: Path) -> Section:
-    """The configuration that a config.json holds, every field as the run had it.
+def fields(path: Path, asked: str = "--config") -> Section:
+    """The configuration that a config.json holds, every field as the run had it; ``asked`` is what named it on the command line.
 
     Raises:
       Refused: it is missing or damaged, or has fields that this version does not know.
     """
-    what = f"--config is '{path}', which"
+    what = f"{asked} is '{path}', which"
     try:
         facts: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

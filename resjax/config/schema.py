@@ -11,6 +11,7 @@ SITE_NORMS = ("norm", "layernorm", "rmsnorm", "unit", "none")
 GAIN_KINDS = ("constant", "scalar", "vector", "offset")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "f32": "float32", "f16": "float16"}
+ROUNDINGS = ("none", "bfloat16", "float16")  # as resjax.residual.precision has them
 KINDS = {"lm": ("attention", "mlp")}  # the sub-layers of a block, by family
 
 # Which optimizer reads which of the numbers that not all read (resjax.train.optimizer holds their defaults).
@@ -153,6 +154,13 @@ _TABLE = [
     Field(
         "init.out_scale", "float", None, "Factor on matrices that write to the stream; None = 1 / sqrt(2 depth).", low=0
     ),
+    Field(
+        "init.embed_gain",
+        "float",
+        1.0,
+        "Factor on the start of the embedding and of learned positions (and of the head, where it is the embedding).",
+        low=0,
+    ),
     Field("precision.param", "str", "float32", "Dtype of parameters.", choices=DTYPES, short=SHORT),
     Field(
         "precision.compute",
@@ -168,6 +176,15 @@ _TABLE = [
         "auto",
         "Dtype of the stream; auto = float32.",
         choices=("auto", *DTYPES),
+        short=SHORT,
+    ),
+    Field(
+        "precision.rounding",
+        "str",
+        "none",
+        "Round the stream to the precision and range of this dtype at the embedding and after every add, all else as it is: "
+        "what the adds alone would lose (gradients pass as if nothing was rounded).",
+        choices=ROUNDINGS,
         short=SHORT,
     ),
     Field(

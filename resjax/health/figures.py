@@ -14,6 +14,7 @@ from resjax.health.record import HealthRecord
 ROWS, COLUMNS = 200, 240  # at most so many cells in a map: about the pixels it gets
 POINTS = 1200  # at most about so many points in a training curve
 CLAIMED_BAND = (0.01, 0.1)
+STEPS = ("optimizer step", "step")  # an axis, and a place on it
 
 
 RATIO = "the length of {} divided by the length of {}"
@@ -283,7 +284,20 @@ def chart(
     scale: str,
     series: list[dict[str, Any]],
     lines: Mapping[str, float] | None = None,
+    wide: bool = False,
+    height: int = 190,
+    axis: tuple[str, str] = STEPS,
+    whole: bool = True,
 ) -> dict[str, Any]:
-    """A line chart over optimizer steps; ``lines`` are labelled levels."""
+    """A line chart, by default over optimizer steps.
+
+    Args:
+      lines: labelled levels.
+      wide: one of losses, which do not start at 0; it has a legend where the page is of one run.
+      height: in pixels.
+      axis: what runs to the right, and what a place on it is called.
+      whole: only whole numbers are places there.
+    """
     levels = [{"name": name, "y": y} for name, y in (lines or {}).items()]
-    return {"id": identity, "title": title, "unit": unit, "scale": scale, "series": series, "lines": levels}
+    made = {"id": identity, "title": title, "unit": unit, "scale": scale, "series": series, "lines": levels}
+    return made | {"wide": wide, "height": height, "axis": list(axis), "whole": whole}

@@ -5,6 +5,7 @@ Which groups of probes there are is said by ``health.groups``; a group that is o
 """
 
 from collections.abc import Callable, Collection
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -115,9 +116,13 @@ MEASURES: dict[str, Measure] = {
 
 def measuring(groups: Collection[str]) -> Measure | None:
     """What is measured of every site's flow in these groups; None for nothing."""
-    wanted = [one for name, one in MEASURES.items() if name in groups]
-    if len(wanted) < 2:
-        return wanted[0] if wanted else None
+    wanted = tuple(one for name, one in MEASURES.items() if name in groups)
+    return _together(wanted) if len(wanted) > 1 else wanted[0] if wanted else None
+
+
+@cache
+def _together(wanted: tuple[Measure, ...]) -> Measure:
+    """Several measures as one; the same object each time, since programs are known by it."""
 
     def every(flow: Flow) -> Probes:
         return {name: value for one in wanted for name, value in one(flow).items()}

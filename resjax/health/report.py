@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -15,11 +14,12 @@ from resjax.errors import Refused
 from resjax.health import figures
 from resjax.health.findings import examine, section
 from resjax.health.normal import normal, overrides
+from resjax.health.page import HERE, filled, mark, whole_page
 from resjax.health.record import HealthRecord
 
-HERE = Path(__file__).parent
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 BASELINES = ("uniform", "unigram", "bigram", "trigram")
+LOSS_HEIGHT = 330  # pixels
 BAND_NOTE = "the article's claim (0.01-0.1), not a criterion: healthy models leave it"
 
 
@@ -66,10 +66,7 @@ def page(folder: Path) -> str:
     columns = figures.columns(record.steps) if len(record) else None
     name = folder.resolve().name
     fill = {
-        "title": escape(f"{name}: residual health"),
-        "css": (HERE / "report.css").read_text(encoding="utf-8"),
-        "js": (HERE / "report.js").read_text(encoding="utf-8"),
-        "data": embedded({"columns": columns, "maps": maps, "charts": charts + ends}),
+        "mark": mark("residual health"),
         "name": escape(name),
         "lede": lede(config, summary, rows),
         "verdict": verdict(health, record, bool(summary)),
@@ -80,15 +77,9 @@ def page(folder: Path) -> str:
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
         "notes_hidden": "" if notes else "hidden",
     }
-    template = (HERE / "report.html").read_text(encoding="utf-8")
-    # One pass: what is filled in is not looked at again, so that it cannot ask for more.
-    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fill[hole[1]], template)
-
-
-def embedded(data: Mapping[str, Any]) -> str:
-    """Strict JSON that may stand inside a script element, whatever its strings hold."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    data = {"columns": columns, "maps": maps, "charts": charts + ends}
+    body = filled(HERE / "report.html", fill)
+    return whole_page(f"{name}: residual health", __name__, body, data=data, scripts=[HERE / "report.js"])
 
 
 def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -151,7 +142,11 @@ def training_charts(rows: list[dict[str, Any]], baselines: Mapping[str, Any]) ->
     training, held_out = series(rows, "loss"), series(rows, "eval_loss")
     drawn = [figures.curve(*training, "training")] if len(training[0]) else []
     drawn += [figures.curve(*held_out, "held out", "points")] if len(held_out[0]) else []
-    charts = [figures.chart("loss", "Loss", "nats per token", "linear", drawn, levels)] if drawn else []
+    charts = []
+    if drawn:
+        charts.append(
+            figures.chart("loss", "Loss", "nats per token", "linear", drawn, levels, wide=True, height=LOSS_HEIGHT)
+        )
     for key, title, unit, scale in (
         ("lr", "Learning rate", "per step", "linear"),
         ("grad_norm", "Gradient norm", "global, before clipping", "log"),

@@ -31,22 +31,14 @@ def print_health(record: HealthRecord, health: Mapping[str, Any], scheme: str = 
       scheme: name of the residual scheme, for the title.
       file: where to print; standard output by default.
     """
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
-    fancy = console.is_terminal and not console.is_dumb_terminal and "utf" in console.encoding.lower()
-    if not fancy:
-        console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=None, width=PLAIN_WIDTH)
+    console, fancy = terminal(file)
     if not len(record):
         console.print("Residual health: no step was recorded.")
         return
     found = health.get("findings") or []
     table, spread, hidden = health_table(record, health, fancy, console.width)
     console.print(Text(_title(record, scheme), style="bold"))
-    if fancy:
-        console.print(table)
-    else:  # without the blanks that fill a terminal's line
-        with console.capture() as capture:
-            console.print(table)
-        console.print("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+    print_table(console, table, fancy)
     console.print(Text(_legend(record, spread, hidden, bool(found)), style="dim"))
     if not found:
         console.print(Text("Healthy: no check found anything.", style="green"))
@@ -59,6 +51,38 @@ def print_health(record: HealthRecord, health: Mapping[str, Any], scheme: str = 
         console.print(Text(f"  {finding['advice']}"))
 
 
+def terminal(file: TextIO | None = None) -> tuple[Console, bool]:
+    """Where a table is printed, and whether colours and signs beyond ASCII are shown there."""
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    fancy = console.is_terminal and not console.is_dumb_terminal and "utf" in console.encoding.lower()
+    if not fancy:
+        console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=None, width=PLAIN_WIDTH)
+    return console, fancy
+
+
+def new_table(fancy: bool) -> Table:
+    """A table without columns: ruled on a terminal, of plain ASCII elsewhere."""
+    return Table(
+        box=box.SIMPLE_HEAD if fancy else box.MARKDOWN, pad_edge=not fancy, padding=(0, 1), show_edge=not fancy
+    )
+
+
+def print_table(console: Console, table: Table, fancy: bool) -> None:
+    """Prints it; elsewhere than on a terminal without the blanks that fill a terminal's line."""
+    if fancy:
+        console.print(table)
+        return
+    with console.capture() as capture:
+        console.print(table)
+    console.print("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def table_width(table: Table) -> int:
+    """Characters that its widest line takes."""
+    measure = Console(width=PLAIN_WIDTH)
+    return Measurement.get(measure, measure.options, table).maximum
+
+
 def health_table(
     record: HealthRecord, health: Mapping[str, Any], fancy: bool = False, width: int = PLAIN_WIDTH
 ) -> tuple[Table, bool, int]:
@@ -66,10 +90,9 @@ def health_table(
     short ranges show their median instead, and where that is not enough columns go, last first.
     """
     columns = _columns(record, {finding["kind"] for finding in health.get("findings") or []})
-    measure = Console(width=PLAIN_WIDTH)
     for spread, count in [(True, len(columns)), *((False, count) for count in range(len(columns), 1, -1))]:
         table = _table(record, columns[:count], spread, fancy)
-        if Measurement.get(measure, measure.options, table).maximum <= width:
+        if table_width(table) <= width:
             break
     return table, spread, len(columns) - count
 
@@ -165,9 +188,7 @@ def _columns(record: HealthRecord, kinds: set[str]) -> list[_Column]:
 
 
 def _table(record: HealthRecord, columns: list[_Column], spread: bool, fancy: bool) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD if fancy else box.MARKDOWN, pad_edge=not fancy, padding=(0, 1), show_edge=not fancy
-    )
+    table = new_table(fancy)
     table.add_column("block", justify="right", no_wrap=True)
     for column in columns:
         arrow = "" if column.start is None else ", start → end" if fancy else ", start -> end"

@@ -1,6 +1,6 @@
 """What is the language model? Embedding, a stack of residual blocks, a final norm, a head: a causal decoder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, b
 from resjax.residual.connection import dropout, measured
 from resjax.residual.gains import LearnedGain
 from resjax.residual.parameters import kernel
-from resjax.residual.precision import exact, rms, wide
+from resjax.residual.precision import ROUNDING, ROUNDINGS, as_stored, exact, rms, wide
 from resjax.stack import Stack
 
 KINDS = ("attention", "mlp")
@@ -53,6 +53,7 @@ class Shape:
     scan: bool = True
     remat: str = "none"
     stream: str = "float32"
+    rounding: str = "none"
 
 
 class LM(nnx.Module):
@@ -113,6 +114,7 @@ class LM(nnx.Module):
           Logits (B, T, V) in float32, and the probes: sites (depth, sites), blocks (depth,), and scalars ``embed_rms`` (the stream
           before the first block) and ``final_rms`` (after the final norm, so never part of the stream's own profile).
         """
+        context = self.told(context)
         with jax.named_scope("embedding"):
             h = self.embedded(tokens, context)
         if embed_tap is not None:
@@ -124,6 +126,10 @@ class LM(nnx.Module):
             probes = probes | measured(context, ends, h, final)
         with jax.named_scope("head"):
             return self.logits(final), probes
+
+    def told(self, context: Context) -> Context:
+        """``context``, with how the model rounds what its sites store; a context that says how to store keeps that."""
+        return rounding(context, self.shape.rounding)
 
     def embedded(self, tokens: jax.Array, context: Context) -> jax.Array:
         """The stream before the first block, (B, T, D)."""
@@ -159,6 +165,14 @@ class LM(nnx.Module):
         logits = jnp.matmul(flat, weights.astype(flat.dtype), preferred_element_type=exact(flat).dtype)
         logits = logits.reshape(*final.shape[:-1], -1)
         return logits if self.logit_gain is None else self.logit_gain(logits)
+
+
+def rounding(context: Context, name: str) -> Context:
+    """See :meth:`LM.told`; ``name`` is of the model's shape."""
+    code = context.knobs.get(ROUNDING, ROUNDINGS.index(name))
+    if context.store is not None or (isinstance(code, int) and code == 0):
+        return context
+    return replace(context, store=lambda x, number: as_stored(x, code))
 
 
 def ends(embedded: jax.Array, final: jax.Array) -> Probes:

@@ -37,6 +37,7 @@ ROLES = (
     "gate_bias",
 )
 KERNEL_ROLES = ("head", "q", "k", "v", "write", "fc_in")  # the matrices of the model: these decay
+EMBEDDINGS = ("emb", "pos")
 MIXER_KERNELS = ("mixer_dynamic", "gate")  # drawn matrices that belong to a scheme
 TRUNCATION = 3.0  # weights are drawn within 3 standard deviations
 _TRUNCATED_STD = 0.98657724  # of a standard normal truncated at 3; divided out, so that std is what it says
@@ -90,12 +91,14 @@ class Init:
       kind: 'gain': std = gain / sqrt(fan_in); 'std': std as given.
       std, gain: the number for either kind; floats or traced values (so that a sweep need not recompile).
       out_scale: factor on matrices that write to the stream; None = 1 / sqrt(2 depth) (GPT-2).
+      embed_gain: factor on the embedding and on learned positions, so that the stream starts larger against its updates.
     """
 
     kind: Literal["gain", "std"] = "gain"
     std: Any = 0.02
     gain: Any = 0.55
     out_scale: Any = None
+    embed_gain: Any = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in ("gain", "std"):
@@ -105,6 +108,8 @@ class Init:
         """Standard deviation of one matrix of ``role`` at ``site``; ``rule`` is what the scheme says of that role, if anything."""
         rule = rule or InitRule()
         gain = rule.gain(site) if callable(rule.gain) else rule.gain
+        if role in EMBEDDINGS:
+            gain = gain * self.embed_gain
         if role in MIXER_KERNELS or rule.family == "fan_in":
             return gain / sqrt(fans[0])
         if rule.family == "xavier":

@@ -1,10 +1,14 @@
 """How is a sum rounded to the stream's precision, on purpose and visibly to the compiler?"""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 HALF = (jnp.bfloat16, jnp.float16)
+ROUNDINGS = ("none", "bfloat16", "float16")  # that a stream of a wider dtype can be given
+ROUNDING = "precision.rounding"  # the knob that says which
 
 
 def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -16,6 +20,35 @@ def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     if info.bits >= jnp.finfo(x.dtype).bits and dtype not in HALF:
         return x
     return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
+
+def as_stored(x: jax.Array, code: int | jax.Array) -> jax.Array:
+    """``x`` rounded as number ``code`` of ``ROUNDINGS`` has it, dtype unchanged; its gradient is that of ``x``.
+
+    ``code`` may be a JAX scalar, traced or not: then one program serves them all.
+    """
+    return _named(x, ROUNDINGS[code]) if isinstance(code, int) else _coded(x, code)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _named(x: jax.Array, name: str) -> jax.Array:
+    return x if name == "none" else rounded(x, jnp.dtype(name))
+
+
+@_named.defjvp
+def _named_jvp(name: str, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return _named(*primals, name), tangents[0]
+
+
+@jax.custom_jvp
+def _coded(x: jax.Array, code: jax.Array) -> jax.Array:
+    which = jnp.broadcast_to(jnp.asarray(code, jnp.int32), x.shape)
+    return lax.select_n(which, *(_named(x, name) for name in ROUNDINGS))
+
+
+@_coded.defjvp
+def _coded_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return _coded(*primals), tangents[0]
 
 
 def total(*terms: jax.Array | None) -> jax.Array | None:

@@ -14,8 +14,10 @@ from resjax.config.scheme import opened, scheme
 from resjax.config.tree import Section, flat
 from resjax.config.validate import BYTES, SYMBOLS, resolve
 from resjax.errors import Refused
+from resjax.residual.precision import ROUNDING, ROUNDINGS
 from resjax.train import optimizer
 from resjax.train.numbers import GAINS, SWITCHED, TRACEABLE
+from resjax.train.schedule import warmup_steps
 
 # No number in a cell's line depends on these; the training loss there is a mean of logged steps.
 # and findings, outcome and token cosine come from what is measured.
@@ -141,6 +143,10 @@ def architectures(cells: Iterable[Cell]) -> list[Architecture]:
 def number(config: Any, path: str) -> Any:
     """The value of one of ``TRACEABLE``, of an optimizer's own number also where it is left unset."""
     value = flat(config)[path]
+    if path == "optimizer.warmup":
+        return warmup_steps(value, config.train.steps)
+    if path == ROUNDING:
+        return ROUNDINGS.index(value)
     if value is None and path.startswith("optimizer."):
         return optimizer.FIELDS[config.optimizer.name].get(FIELDS[path].leaf)
     return value

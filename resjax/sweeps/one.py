@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -11,22 +12,23 @@ import numpy as np
 from resjax.data import Corpus, Pipeline
 from resjax.health.findings import examine
 from resjax.health.record import HealthRecord
+from resjax.health.series import spike_episodes, spike_score
+from resjax.sweeps.kept import profile
 from resjax.sweeps.outcome import last_loss, outcome
 from resjax.sweeps.shared import Shared
-from resjax.sweeps.wanted import Wanted, profile
+from resjax.sweeps.subject import Looking, studied
+from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train import faults
 from resjax.train.closing import SUMMED_ROWS
 from resjax.train.loop import MOST_SKIPS, Pending
 from resjax.train.program import Programs, held_out_loss, once_more
-from resjax.train.signals import Signals
+from resjax.train.roles import block_roles
+from resjax.train.signals import Signals, Stopped
 from resjax.train.state import TrainState
 
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
+BY_ROLE = frozenset(("roles", "optimizer"))  # groups
 FETCHED = 20  # steps whose numbers are fetched at once: often enough to notice a non-finite one
-
-
-class Stopped(Exception):
-    """A signal asked the sweep to stop in the middle of a cell."""
 
 
 @dataclass
@@ -38,12 +40,12 @@ class Seen:
       record: the probes of the steps that measured.
       bad: the first step at which the policy for non-finite values ends the run; 0 = none.
       curve: rows as in metrics.jsonl.
-      wanted: steps whose profiles are kept.
-      profiles: those, by step.
+      wanted: what is kept of them.
+      profiles: probes of the steps that are kept, by step.
     """
 
     config: Any
-    wanted: frozenset[int] = frozenset()
+    wanted: Wanted = ENDS_ONLY
     losses: list[float] = field(default_factory=list)
     record: HealthRecord = field(default_factory=HealthRecord)
     bad: int = 0
@@ -53,6 +55,11 @@ class Seen:
     def measures(self, number: int) -> bool:
         """Whether step ``number`` (from 1) measures, as in an ordinary run."""
         return number in (1, self.config.train.steps) or number % self.config.health.every == 0
+
+    @cached_property
+    def profiled(self) -> frozenset[int]:
+        """The steps whose probes are kept."""
+        return self.wanted.steps(self.config)
 
     def logs(self, number: int) -> bool:
         return number in (1, self.config.train.steps) or number % self.config.train.log_every == 0
@@ -67,8 +74,8 @@ class Seen:
             overflow = not (metrics["finite"] or metrics["halted"] or metrics["skipped"])
             if probes and not overflow and self.measures(pending.number):
                 self.record.append(pending.number, probes)
-            if probes and pending.number in self.wanted:
-                self.profiles[str(pending.number)] = profile(probes)
+            if probes and pending.number in self.profiled:
+                self.profiles[str(pending.number)] = profile(probes, self.wanted.probes)
             if self.logs(pending.number):
                 self.curve.append({"step": pending.number, "loss": self.losses[-1]})
             if metrics["halted"] or metrics["skipped"] > MOST_SKIPS:
@@ -92,24 +99,34 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     """
     began = time.monotonic()
     numbers = shared.numbers(config)
-    programs = shared.programs(numbers)
-    seen, curves = Seen(config, wanted.steps(config)), wanted.curves
-    state = _steps(
-        shared.initial(numbers, shared.parts.seen(pipeline.batch)), seen, programs, pipeline, signals, curves
-    )
+    seen, looking = Seen(config, wanted), Looking(wanted.looks, config, shared, pipeline)
+    first = shared.initial(numbers, shared.parts.seen(pipeline.batch))
+    state = _steps(first, seen, looking, shared.programs(numbers), pipeline, signals)
+    row = close(state, seen, looking, corpus, signals)
+    return row | {"seconds": round(time.monotonic() - began, 3)}
+
+
+def close(state: TrainState, seen: Seen, looking: Looking, corpus: Corpus, signals: Signals) -> dict[str, Any]:
+    """The results of a cell from its state after the last step, or after a bad one, and what was seen of the steps; all but the time.
+
+    Raises:
+      Stopped: a signal asked to stop.
+    """
+    config, wanted, shared, pipeline = seen.config, seen.wanted, looking.shared, looking.pipeline
+    programs = shared.programs(shared.numbers(config))
     done, error, loss = int(state.step), None, None
     if seen.bad:
         where = _where(state, programs, pipeline, config)
         error = f"step {seen.bad}: the loss or the gradient is not finite{where and '; '}{where}"
     else:
         loss = _evaluated(state, programs, pipeline, config, signals)
-        if curves:
+        if wanted.curves:
             seen.curve.append({"step": len(seen.losses), "eval_loss": loss})
         if not np.isfinite(loss):
             error = "the held-out loss is not finite"
     health = examine(seen.record, config.to_dict(), shared.stream_dtype)
     cosine = float(seen.record["token_cosine"][-1, -1, -1]) if "token_cosine" in seen.record else None
-    return {
+    row: dict[str, Any] = {
         "status": DIVERGED if error else DONE,
         "error": error,
         "outcome": "nonfinite" if error else outcome(seen.losses, corpus.baselines.floors, cosine),
@@ -117,20 +134,46 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
         "eval_loss": loss,
         "first_loss": seen.losses[0],
         "last_loss": last_loss(seen.losses),
+        "spikes": spikes(seen.losses),
         "steps": done,
-        "seconds": round(time.monotonic() - began, 3),
         "token_cosine": cosine,
         "health": {"verdict": health["verdict"], "findings": sorted({one["kind"] for one in health["findings"]})},
-        **({"curve": seen.curve} if curves else {}),
-        **({"profiles": seen.profiles} if wanted.profiles else {}),
+    }
+    if wanted.curves:
+        row["curve"] = seen.curve
+    if wanted.profiles:
+        row["profiles"] = seen.profiles
+        if wanted.probes is not None:
+            row["probes"] = wanted.probes
+        if BY_ROLE & set(config.health.groups):
+            row["roles"] = block_roles(state.params)
+    if wanted.looks is not None:
+        row |= {"look": wanted.looks.name, "looks": looking.kept}
+    if wanted.studies:
+        ended = () if error else wanted.studies
+        row["studies"] = studied(ended, state, config, shared, pipeline, seen.losses, signals)
+    return row
+
+
+def spikes(losses: list[float]) -> dict[str, Any]:
+    """The spikes of a run's losses, by :mod:`resjax.health.series`: percentage of steps that are some, episodes, those without return.
+
+    ``max_loss`` is the largest of all; inf where one is not finite.
+    """
+    episodes = spike_episodes(losses)
+    return {
+        "score": spike_score(losses),
+        "episodes": len(episodes),
+        "fatal": sum(one.outcome == "fatal" for one in episodes),
+        "max_loss": max(loss if np.isfinite(loss) else np.inf for loss in losses),
     }
 
 
 def _steps(
-    state: TrainState, seen: Seen, programs: Programs, pipeline: Pipeline, signals: Signals, curves: bool
+    state: TrainState, seen: Seen, looking: Looking, programs: Programs, pipeline: Pipeline, signals: Signals
 ) -> TrainState:
     """The state after the last step, or after a bad one. Numbers are fetched while later steps compute."""
-    config = seen.config
+    config, curves = seen.config, seen.wanted.curves
     steps, every = config.train.steps, config.train.eval_every
     waiting: list[Pending] = []
     batches = pipeline.stream()
@@ -138,12 +181,13 @@ def _steps(
         for number in range(1, steps + 1):
             if signals.stop:
                 raise Stopped
-            on = seen.measures(number) or number in seen.wanted
+            on = seen.measures(number) or number in seen.profiled
             state, metrics, probes = programs.step(state, programs.batch(next(batches)), np.asarray(on))
             waiting.append(Pending(number, metrics, probes if on else None))
             evaluates = curves and every > 0 and number % every == 0 and number < steps
-            if evaluates or number == steps or len(waiting) > FETCHED:
-                kept = 0 if evaluates or number == steps else 1  # the step under way
+            pauses = evaluates or number == steps or number in looking.steps
+            if pauses or len(waiting) > FETCHED:
+                kept = 0 if pauses else 1  # the step under way
                 seen.take(waiting[: len(waiting) - kept])
                 del waiting[: len(waiting) - kept]
                 if seen.bad:
@@ -151,6 +195,8 @@ def _steps(
             if evaluates:
                 loss = _evaluated(state, programs, pipeline, config, signals)
                 seen.curve.append({"step": number, "eval_loss": loss})
+            if number in looking.steps:
+                looking.look(state, seen.losses)
     finally:
         batches.close()
     return state

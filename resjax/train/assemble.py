@@ -164,6 +164,7 @@ def model_shape(config: Any, vocab: int, remat: str, stream: str) -> Shape:
         scan=model.scan,
         remat=remat,
         stream=stream,
+        rounding=config.precision.rounding,
     )
 
 
@@ -187,7 +188,7 @@ def choose_remat(config: Any, rows: int, compute: str) -> str:
 
 def _model(config: Any, scheme: Scheme, shape: Shape, key: jax.Array) -> LM:
     start = config.init
-    return LM(shape, scheme, Init(start.kind, start.std, start.gain, start.out_scale), key=key)
+    return LM(shape, scheme, Init(start.kind, start.std, start.gain, start.out_scale, start.embed_gain), key=key)
 
 
 def _initial(

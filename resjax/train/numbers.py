@@ -12,6 +12,7 @@ from typing import Any
 
 from resjax.config.schema import KINDS
 from resjax.config.scheme import OPEN
+from resjax.residual.precision import ROUNDING
 from resjax.train.assemble import Parts, update_rule
 
 # Gains of the residual scheme, where they are constants: see resjax.config.scheme.opened.
@@ -34,6 +35,9 @@ TRACEABLE = (
     "init.std",
     "init.gain",
     "init.out_scale",
+    "init.embed_gain",
+    "optimizer.warmup",
+    ROUNDING,
     *GAINS,
 )
 
@@ -61,8 +65,8 @@ def with_numbers(parts: Parts, numbers: Mapping[str, Any]) -> Parts:
 
 
 def knobs(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``numbers`` that the scheme reads, by the name of their knob."""
-    return {path: numbers[path] for path in GAINS if path in numbers}
+    """Those of ``numbers`` that the model reads, by the name of their knob."""
+    return {path: numbers[path] for path in (*GAINS, ROUNDING) if path in numbers}
 
 
 def view(config: Any, numbers: Mapping[str, Any]) -> SimpleNamespace:

@@ -27,34 +27,41 @@ DROPS = (0.60, 0.85)
 DROP_FACTOR = 0.1
 
 
-def _progress(t: jax.Array, warmup: int, steps: int) -> jax.Array:
-    return jnp.clip((t - warmup) / max(steps - warmup, 1), 0.0, 1.0)
+Warmup = int | jax.Array
 
 
-def _cosine(t: jax.Array, warmup: int, steps: int) -> jax.Array:
+def _at_least_1(count: Warmup) -> Warmup:
+    return jnp.maximum(count, 1) if isinstance(count, jax.Array) else max(count, 1)
+
+
+def _progress(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
+    return jnp.clip((t - warmup) / _at_least_1(steps - warmup), 0.0, 1.0)
+
+
+def _cosine(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
     return FINAL_SHARE + (1.0 - FINAL_SHARE) * 0.5 * (1.0 + jnp.cos(math.pi * _progress(t, warmup, steps)))
 
 
-def _constant(t: jax.Array, warmup: int, steps: int) -> jax.Array:
+def _constant(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
     return jnp.ones_like(t)
 
 
-def _linear(t: jax.Array, warmup: int, steps: int) -> jax.Array:
+def _linear(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
     return 1.0 - _progress(t, warmup, steps)
 
 
-def _inverse_sqrt(t: jax.Array, warmup: int, steps: int) -> jax.Array:
-    return jnp.sqrt(max(warmup, 1) / (t + 1.0))
+def _inverse_sqrt(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
+    return jnp.sqrt(_at_least_1(warmup) / (t + 1.0))
 
 
-def _steps(t: jax.Array, warmup: int, steps: int) -> jax.Array:
+def _steps(t: jax.Array, warmup: Warmup, steps: int) -> jax.Array:
     factor = jnp.ones_like(t)
     for share in DROPS:
         factor = factor * jnp.where(t >= round(share * steps), DROP_FACTOR, 1.0)
     return factor
 
 
-_SHAPES: dict[str, Callable[[jax.Array, int, int], jax.Array]] = {
+_SHAPES: dict[str, Callable[[jax.Array, Warmup, int], jax.Array]] = {
     "cosine": _cosine,
     "constant": _constant,
     "linear": _linear,
@@ -82,13 +89,14 @@ def warmup_steps(warmup: int | float | None, steps: int) -> int:
     return warmup
 
 
-def schedule(name: str, lr: float | jax.Array, warmup: int | float | None, steps: int) -> optax.Schedule:
+def schedule(name: str, lr: float | jax.Array, warmup: int | float | jax.Array | None, steps: int) -> optax.Schedule:
     """The learning rate as a function of the step.
 
     Args:
       name: one of ``NAMES``.
       lr: the highest rate; 0 freezes the model. A JAX scalar, traced or not, is taken as it is.
-      warmup: whole steps, or a share of ``steps`` below 1; None = 10 % of ``steps``; 0 = none.
+      warmup: whole steps, or a share of ``steps`` below 1; None = 10 % of ``steps``; 0 = none. A JAX scalar, traced or not, is a number
+        of steps and taken as it is.
       steps: optimizer steps of the whole run.
 
     Returns:
@@ -103,11 +111,11 @@ def schedule(name: str, lr: float | jax.Array, warmup: int | float | None, steps
         raise Refused(f"optimizer.lr is {lr}; it must be a finite number, 0 or above")
     if steps < 1:
         raise Refused(f"train.steps is {steps}; it must be 1 or above")
-    after, ramp = _SHAPES[name], warmup_steps(warmup, steps)
+    after, ramp = _SHAPES[name], warmup if isinstance(warmup, jax.Array) else warmup_steps(warmup, steps)
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
-        return lr * jnp.where(t < ramp, (t + 1.0) / max(ramp, 1), after(t, ramp, steps))
+        return lr * jnp.where(t < ramp, (t + 1.0) / _at_least_1(ramp), after(t, ramp, steps))
 
     return rate
 

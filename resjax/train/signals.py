@@ -12,6 +12,10 @@ STOPPING = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
+class Stopped(Exception):
+    """A signal asked for a stop in the middle of what is not kept."""
+
+
 class Signals:
     """While entered: Ctrl-C, SIGTERM and SIGHUP (unless ignored, as under nohup) ask for a save and a stop, SIGUSR1 for
     a report.

@@ -11,13 +11,12 @@ from flax import nnx
 
 from resjax.data import Pipeline
 from resjax.errors import Refused
+from resjax.health.studies.study import TOKENS
 from resjax.health.studies.subject import Subject
 from resjax.models.lm import LM
 from resjax.train.checkpoint import Checkpoints
 from resjax.train.rebuild import Again
 from resjax.train.saved import load_run
-
-TOKENS = 4096
 
 
 def subject_of(folder: str | os.PathLike, step: int | None = None, tokens: int = TOKENS, **options: Any) -> Subject:

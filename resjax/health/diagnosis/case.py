@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from resjax.config.kept import fields
+from resjax.config.tree import to_dict
+from resjax.errors import Refused, nearest
 from resjax.health.findings import at_end, section
 from resjax.health.record import HealthRecord
+from resjax.health.report import read_json, read_metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +78,51 @@ class Case:
         """A baseline of the run's data in nats per token; None where the run does not state it."""
         value = section(self.summary, "baselines").get(name)
         return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def done(self) -> int:
+        """Steps that the run has done."""
+        recorded = int(self.record.steps[-1]) if len(self.record) else 0
+        summed = self.summary.get("steps")
+        return max([recorded, *(row["step"] for row in self.rows), summed if isinstance(summed, int) else 0])
+
+
+def recorded_in(folder: str) -> Case:
+    """What the run in ``folder`` has written down so far: probes, rows, summary; of the state and the start nothing.
+
+    Raises:
+      Refused: there is no run.
+    """
+    path, config, notes = Path(folder).expanduser(), configuration(folder), list[str]()
+    record = HealthRecord.load(path / "health")
+    notes += record.notes
+    rows = read_metrics(path / "metrics.jsonl", notes)
+    summary = read_json(path / "summary.json", notes)
+    return Case(
+        name=path.resolve().name,
+        record=record,
+        config=config,
+        rows=rows,
+        summary=summary,
+        dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
+        path=str(path),
+        notes=notes,
+    )
+
+
+def configuration(given: str) -> dict[str, Any]:
+    """The resolved fields of the run in a folder; empty for that of a model that is not resjax's own.
+
+    Raises:
+      Refused: the folder holds neither, or a damaged config.json.
+    """
+    path, notes = Path(given).expanduser(), list[str]()
+    facts = read_json(path / "config.json", notes)
+    if facts and "recorded_by" not in facts:
+        return to_dict(fields(path / "config.json", "RUN"))
+    if notes:  # damaged
+        raise Refused(f"'{given}' has a config.json that cannot be read: {notes[0].partition(': ')[2]}")
+    if path.is_dir() and ((path / "health").is_dir() or (path / "metrics.jsonl").is_file()):
+        return {}
+    siblings = [str(one.parent) for one in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
+    raise Refused(f"'{given}' holds no run (it has neither config.json nor health/){nearest(given, siblings)}")

@@ -1,6 +1,5 @@
 """How does the doctor's page look? One self-contained doctor.html: findings first, then profiles by depth, then what to try."""
 
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -14,7 +13,8 @@ from resjax.health.diagnosis.panels import Line, Panel, drawn, told
 from resjax.health.diagnosis.profiles import start_band
 from resjax.health.diagnosis.shown import studies_shown
 from resjax.health.findings import at_end, at_start
-from resjax.health.report import HERE, lede
+from resjax.health.page import filled, mark, whole_page
+from resjax.health.report import lede
 
 TEMPLATE = Path(__file__).with_name("doctor.html")
 STYLE = Path(__file__).with_name("doctor.css")
@@ -28,8 +28,7 @@ def page(diagnosis: Diagnosis, against: Diagnosis | None = None) -> str:
     names = labels(runs)
     notes = [note for one in runs for note in one.case.notes]
     fill = {
-        "title": escape(f"{' and '.join(names)}: the doctor"),
-        "css": (HERE / "report.css").read_text(encoding="utf-8") + STYLE.read_text(encoding="utf-8"),
+        "mark": mark("the doctor"),
         "name": escape(" beside ".join(names)),
         "lede": " ".join(described(one, name, len(runs) > 1) for one, name in zip(runs, names, strict=True)),
         "findings": "".join(
@@ -46,8 +45,7 @@ def page(diagnosis: Diagnosis, against: Diagnosis | None = None) -> str:
     }
     if len(runs) > 1:
         fill["findings"] = f'<div class="runs">{fill["findings"]}</div>'
-    # one pass: what is filled in is not looked at again, so that it cannot ask for more
-    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fill[hole[1]], TEMPLATE.read_text(encoding="utf-8"))
+    return whole_page(f"{' and '.join(names)}: the doctor", __name__, filled(TEMPLATE, fill), [STYLE])
 
 
 def labels(runs: Sequence[Diagnosis]) -> list[str]:

@@ -9,7 +9,6 @@ from resjax.health.diagnosis import healthy
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.findings import at_end, ranges
-from resjax.health.studies.ablation import DEAD_NATS, DEAD_RATIO
 
 DEAD_SHARE = 0.25  # of the blocks: fewer idle ones are the habit of deep models
 HARM = 0.02  # nats that the loss falls by without a block
@@ -27,6 +26,11 @@ def idle(case: Case) -> list[Finding]:
     """Many blocks that the loss does not miss and that hardly change the stream."""
     if (study := case.studies.get("ablation")) is None:
         return []
+    from resjax.health.studies.ablation import (
+        DEAD_NATS,
+        DEAD_RATIO,
+    )  # loads JAX, and who has studied a state has it loaded
+
     dead, blocks = np.asarray(study["dead"], bool), np.asarray(study["blocks"])
     share = float(dead.mean())
     if not share > DEAD_SHARE:

@@ -161,4 +161,5 @@ STUDY = Study(
     "Accuracy of a ridge probe for the token, the one before, the place and the next token from the stream before "
     "every block (Alain and Bengio 2016, 1610.01644).",
     "quick",
+    tokens=MOST_TRAINING + MOST_TESTING,
 )

@@ -1,7 +1,8 @@
 """What would a narrower residual stream lose? The model again in float32, but for its residual adds, each of them rounded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ from resjax.health.arithmetic import added, round_to, signed_error, swallowed, u
 from resjax.health.geometry import magnitude
 from resjax.health.studies.study import Study
 from resjax.health.studies.subject import Subject
+from resjax.health.studies.told import Told
 from resjax.models.lm import LM, loss
-from resjax.residual import Context, Flow
+from resjax.residual import Flow
 
 FORMATS: dict[str, tuple[str, str]] = {  # dtype, rounding
     "float32": ("float32", "nearest"),
@@ -44,12 +46,12 @@ def rounding(subject: Subject, names: Sequence[str] = tuple(FORMATS)) -> dict[st
     """
     model = in_float32(subject.model)
     context = replace(subject.context, compute=jnp.dtype("float32"))
-    runs = {name: _program(replace(context, **_told(*FORMATS[name]))) for name in dict.fromkeys(("float32", *names))}
-    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    told = {name: Told.of(replace(context, **_choices(*FORMATS[name]))) for name in dict.fromkeys(("float32", *names))}
+    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in told}
     for batch in subject.batches:
         exact = None
-        for name, run in runs.items():
-            nats, last, probes = run(model, jnp.asarray(batch))
+        for name, one in told.items():
+            nats, last, probes = _run(one, model, jnp.asarray(batch))
             exact = last if exact is None else exact
             error, size = float(magnitude(last - exact)), float(magnitude(exact))
             sums[name].append({"loss": float(nats), "error": error**2, "size": size**2, **jax.device_get(probes)})
@@ -84,19 +86,19 @@ def in_float32(model: LM) -> LM:
     return copy
 
 
-def _told(dtype: str, rounding: str) -> dict[str, Any]:
+@cache
+def _choices(dtype: str, rounding: str) -> dict[str, Any]:
     """What the context is told: how to store, and what to measure of each add."""
-    key = jax.random.key(0)
 
     def store(x: jax.Array, number: Any) -> jax.Array:
-        return round_to(x, dtype, rounding, jax.random.fold_in(key, number + 1))
+        return round_to(x, dtype, rounding, jax.random.fold_in(jax.random.key(0), number + 1))
 
     def measure(flow: Flow) -> dict[str, jax.Array]:
         if flow.kept is None or flow.update is None:
             return dict.fromkeys(FIGURES, jnp.float32(jnp.nan))
         # a gain on the stream leaves what the format does not hold, and would be rounded before the add
         kept = round_to(flow.kept, dtype)
-        after = added(flow.update, kept, dtype, rounding, key)
+        after = added(flow.update, kept, dtype, rounding, jax.random.key(0))
         return {
             "swallowed": swallowed(flow.update, kept, after),
             "update_error": update_error(flow.update, kept, after),
@@ -106,15 +108,12 @@ def _told(dtype: str, rounding: str) -> dict[str, Any]:
     return {"store": store, "measure": measure}
 
 
-def _program(context: Context) -> Callable[[LM, jax.Array], tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
-    """A batch -> the loss, the stream after the last block, and the figures of each site."""
-
-    @jax.jit
-    def run(model: LM, batch: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-        last, probes = model.stack(model.embedded(batch[:, :-1], context), context)
-        return loss(model.logits(model.final(last, context)), batch[:, 1:]), last, probes
-
-    return run
+@jax.jit
+def _run(told: Told, model: LM, batch: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """The loss of a batch, the stream after the last block, and the figures of each site."""
+    context = told.context
+    last, probes = model.stack(model.embedded(batch[:, :-1], context), context)
+    return loss(model.logits(model.final(last, context)), batch[:, 1:]), last, probes
 
 
 STUDY = Study(

@@ -11,6 +11,7 @@ import numpy as np
 from resjax.health.series import SHORTEST_TAIL, oscillation
 from resjax.health.studies.study import Study
 from resjax.health.studies.subject import Subject, spread
+from resjax.health.studies.told import Told
 from resjax.models.lm import LM
 
 SHARE = 0.4  # of the logged steps, the last
@@ -30,15 +31,16 @@ def steadiness(subject: Subject) -> dict[str, Any]:
 def frozen_loss(subject: Subject, steps: Sequence[int]) -> np.ndarray:
     """The training loss of the model as it is on the run's batches of ``steps``, nats per token."""
     assert subject.origin is not None
+    key, losses = jax.random.key(0), []  # what is drawn need not be what was drawn then
+    for step in steps:
+        told = Told.of(replace(subject.context, train=True, key=jax.random.fold_in(key, step)))
+        losses.append(float(_loss(told, subject.model, jnp.asarray(subject.origin.training_batch(step)))))
+    return np.array(losses)
 
-    @jax.jit
-    def loss(model: LM, batch: jax.Array, key: jax.Array) -> jax.Array:
-        return model.objective(batch, replace(subject.context, train=True, key=key))[0]
 
-    key = jax.random.key(0)  # what is drawn need not be what was drawn then
-    batches = (subject.origin.training_batch(step) for step in steps)
-    keys = (jax.random.fold_in(key, step) for step in steps)
-    return np.array([float(loss(subject.model, jnp.asarray(b), k)) for b, k in zip(batches, keys, strict=True)])
+@jax.jit
+def _loss(told: Told, model: LM, batch: jax.Array) -> jax.Array:
+    return model.objective(batch, told.context)[0]
 
 
 def swinging(

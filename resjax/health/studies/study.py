@@ -6,6 +6,8 @@ from typing import Any
 
 from resjax.health.studies.subject import Subject
 
+TOKENS = 4096
+
 
 @dataclass(frozen=True)
 class Study:
@@ -17,6 +19,7 @@ class Study:
       title: in a few words.
       what: one sentence, with the source.
       cost: quick (a few forward passes), or slow (one a block).
+      tokens: held-out tokens that it wants at least.
     """
 
     name: str
@@ -24,3 +27,4 @@ class Study:
     title: str
     what: str
     cost: str
+    tokens: int = TOKENS

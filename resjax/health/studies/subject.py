@@ -1,18 +1,19 @@
 """What do studies look at? A model at a state, with held-out tokens, gone through as it is or altered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from resjax.health.studies.told import Told
 from resjax.health.studies.walk import State, Walk
 from resjax.models.lm import LM
 from resjax.residual import Context, Flow
+from resjax.residual.connection import Measure
 
 MOST = 64  # blocks that a study looks at where each costs a forward pass
 FLOWS = Flow._fields
@@ -21,11 +22,6 @@ ENDS = ("embed_rms", "final_rms")  # probes of the model that are not of its sit
 
 class Origin(Protocol):
     """The run that a subject comes from, for studies that want more of it than its model."""
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        ...
 
     def training_batch(self, step: int) -> np.ndarray:
         """The batch (B, T + 1) of step ``step``, from 1."""
@@ -50,6 +46,7 @@ class Subject:
       batches: held-out tokens (n, B, T + 1), the last of each row only a target.
       step: optimizer steps that the model has done, for rules that move with training.
       compute: dtype of the branches.
+      knobs: values of the scheme's knobs by name; a scheme has some only where a sweep varies its gains.
       config: resolved fields of its run, or None.
       rows: the run's rows of metrics.jsonl up to ``step``, or none.
       origin: the run, or None.
@@ -61,6 +58,7 @@ class Subject:
     batches: np.ndarray
     step: int = 0
     compute: str = "float32"
+    knobs: Mapping[str, Any] = field(default_factory=dict)
     config: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     origin: Origin | None = None
@@ -101,7 +99,7 @@ class Subject:
     @property
     def context(self) -> Context:
         """Of a forward pass: evaluation."""
-        return Context(step=jnp.int32(self.step), compute=jnp.dtype(self.compute))
+        return Context(step=jnp.int32(self.step), knobs=self.knobs, compute=jnp.dtype(self.compute))
 
     @cached_property
     def walk(self) -> Walk:
@@ -148,26 +146,36 @@ class Subject:
         if wrong := set(names) - set(FLOWS):
             raise ValueError(f"'{sorted(wrong)[0]}' is none of {', '.join(FLOWS)}")
 
-        def measure(flow: Flow) -> dict[str, jax.Array]:
-            like = flow.before if flow.kept is None else flow.kept
-            return {
-                name: value if (value := getattr(flow, name)) is not None else jnp.full_like(like, jnp.nan)
-                for name in names
-            }
+        return self.measured(capturing(names))
 
-        return self.measured(measure)
+    def measured(self, measure: Measure) -> Iterator[dict[str, np.ndarray]]:
+        """For every batch, what ``measure`` gives of each site's :class:`Flow`, (depth, sites, ...).
 
-    def measured(self, measure: Callable[[Flow], dict[str, jax.Array]]) -> Iterator[dict[str, np.ndarray]]:
-        """For every batch, what ``measure`` gives of each site's :class:`Flow`, (depth, sites, ...)."""
-        context = replace(self.context, measure=measure)
-
-        def probes(model: LM, tokens: jax.Array) -> dict[str, jax.Array]:
-            found = model(tokens, context)[1]
-            return {name: value for name, value in found.items() if name not in ENDS}
-
-        run = jax.jit(probes)
+        ``measure`` has to be the same object each time, so that it is compiled once.
+        """
+        told = Told.of(replace(self.context, measure=measure))
         for batch in self.batches:
-            yield jax.device_get(run(self.model, jnp.asarray(batch[:, :-1])))
+            yield jax.device_get(_probed(told, self.model, jnp.asarray(batch[:, :-1])))
+
+
+@jax.jit
+def _probed(told: Told, model: LM, tokens: jax.Array) -> dict[str, jax.Array]:
+    found = model(tokens, told.context)[1]
+    return {name: value for name, value in found.items() if name not in ENDS}
+
+
+@cache
+def capturing(names: tuple[str, ...]) -> Measure:
+    """A measure that keeps these arrays of a :class:`Flow` as they are; NaN for one that is not there."""
+
+    def measure(flow: Flow) -> dict[str, jax.Array]:
+        like = flow.before if flow.kept is None else flow.kept
+        return {
+            name: value if (value := getattr(flow, name)) is not None else jnp.full_like(like, jnp.nan)
+            for name in names
+        }
+
+    return measure
 
 
 def spread(count: int, most: int) -> list[int]:

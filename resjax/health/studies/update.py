@@ -8,6 +8,8 @@ import numpy as np
 
 from resjax.health.studies.study import Study
 from resjax.health.studies.subject import Subject
+from resjax.health.studies.told import Told
+from resjax.models.lm import LM
 
 
 def update(subject: Subject) -> dict[str, Any]:
@@ -25,12 +27,16 @@ def update(subject: Subject) -> dict[str, Any]:
     """
     if subject.origin is None or (after := subject.origin.next_model()) is None:
         return figures(np.zeros(3)) | {"lr": np.nan}
-    logits = jax.jit(lambda model, tokens: model(tokens, subject.context)[0])
-    sums = np.zeros(3)
+    told, sums = Told.of(subject.context), np.zeros(3)
     for batch in subject.batches:
         tokens = jnp.asarray(batch[:, :-1])
-        sums += moved(logits(subject.model, tokens), logits(after, tokens))
+        sums += moved(_logits(told, subject.model, tokens), _logits(told, after, tokens))
     return figures(sums) | {"lr": subject.origin.next_rate}
+
+
+@jax.jit
+def _logits(told: Told, model: LM, tokens: jax.Array) -> jax.Array:
+    return model(tokens, told.context)[0]
 
 
 def moved(before: np.ndarray, after: np.ndarray) -> np.ndarray:

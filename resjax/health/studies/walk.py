@@ -1,10 +1,12 @@
 """How is a network gone through block by block? Its blocks one at a time or many, altered, reordered, read out, differentiated.
 
-Every kind of run of blocks is compiled once, whatever the block and the number of blocks: which blocks is data. Works for any scheme:
-n streams, buffers of earlier outputs, outer carries, values that blocks hand on.
+Every kind of run of blocks is compiled once, whatever the block and the number of blocks: which blocks is data, and so are the
+weights, so that all models of one form are gone through by the same programs (see :mod:`resjax.health.studies.told`). Works for any
+scheme: n streams, buffers of earlier outputs, outer carries, values that blocks hand on.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.block import Block, Layer, whole
+from resjax.health.studies.told import Told
 from resjax.models.lm import LM, loss
-from resjax.residual import Chain, Context, Run
+from resjax.residual import CarrySpec, Chain, Context, Run
 from resjax.residual.connection import stored
 from resjax.residual.inside import Keep
 
@@ -59,7 +62,8 @@ class Walk:
     """
 
     def __init__(self, model: LM, context: Context):
-        self.model, self.context, self.stack = model, replace(context, keep=None), model.stack
+        self.model, self.stack = model, model.stack
+        self.told = Told.of(context, model.shape.rounding)
         self.depth, self.sites = self.stack.depth, len(self.stack.kinds)
         self.plan = self.stack.plan
         self.parts = [
@@ -67,28 +71,12 @@ class Walk:
             for run, blocks in zip(self.plan, self.stack.runs, strict=True)
         ]
         self.whole = jnp.ones((self.depth, self.sites), jnp.float32)  # of ``keep``: nothing is taken away
-        self._open = jax.jit(self._opened)
-        self._blocks = jax.jit(self._through, static_argnums=0)
-        self._seen = {name: jax.jit(f) for name, f in (("read", self._read), ("closed", self._closed))}
-        self._logits = jax.jit(lambda model, seen: model.logits(model.final(seen, self.context)))
-        self._loss = jax.jit(lambda model, seen, targets: loss(model.logits(model.final(seen, self.context)), targets))
-        self._pull = jax.jit(self._pulled, static_argnums=0)
-        self._push = jax.jit(self._pushed, static_argnums=0)
-        self._pull_seen = {
-            "read": jax.jit(
-                lambda part, i, place, stream, g: pulled(lambda s: self._read(part, i, place, s), stream, g)
-            ),
-            "closed": jax.jit(lambda ends, stream, g: pulled(lambda s: self._closed(ends, s), stream, g)),
-        }
-        self._gradient = jax.jit(
-            jax.grad(lambda model, stream, targets: self._nats(model, stream, targets) * targets.size, argnums=1)
-        )
 
     # ------------------------------------------------------------------ forward
 
     def open(self, tokens: np.ndarray | jax.Array) -> State:
         """Before the first block; tokens (B, T)."""
-        return State(0, self._open(self.model, jnp.asarray(tokens)), {})
+        return State(0, _opened(self.told, self.model, jnp.asarray(tokens)), {})
 
     def to(self, state: State, place: int, keep: jax.Array | np.ndarray | None = None) -> State:
         """On to before block ``place``, at or after where ``state`` is.
@@ -103,7 +91,8 @@ class Walk:
         for run, part in zip(self.plan, self.parts, strict=True):
             low, high = max(state.place, run.first), min(place, run.first + run.length)
             if low < high:
-                stream, side = self._blocks(handed(run), part, given, stream, side, low, low - run.first, high - low)
+                first, count = low - run.first, high - low
+                stream, side = _through(handed(run), self.told, part, given, stream, side, low, first, count)
         return State(place, stream, side)
 
     def to_end(self, state: State, keep: jax.Array | np.ndarray | None = None) -> State:
@@ -128,7 +117,7 @@ class Walk:
             else:
                 for site, own in zip(moved.blocks.sites, home.blocks.sites, strict=True):
                     site.carry = own.carry
-        stream, side = self._blocks(handed(run), moved, self.whole, *state.parts, state.place, 0, 1)
+        stream, side = _through(handed(run), self.told, moved, self.whole, *state.parts, state.place, 0, 1)
         return State(state.place + 1, stream, side)
 
     def states(self, tokens: np.ndarray | jax.Array) -> list[State]:
@@ -147,16 +136,18 @@ class Walk:
 
     def seen(self, state: State) -> jax.Array:
         """The stream as one array (B, T, D): what close would make of it; of a buffer of earlier outputs, what the next block reads."""
-        name, arguments = self._sight(state)
-        return self._seen[name](*arguments, state.stream)
+        if self._is_closed(state):
+            return _closed(self.stack.carry, self.stack.ends, state.stream)
+        _, part, i = self.at(state.place)
+        return _read(part, i, state.place, state.stream)
 
     def logits(self, seen: jax.Array) -> jax.Array:
         """(B, T, V) from a stream as one array, by the final norm and the head: the logit lens."""
-        return self._logits(self.model, seen)
+        return _logits(self.told, self.model, seen)
 
     def loss(self, seen: jax.Array, targets: np.ndarray | jax.Array) -> float:
         """Mean nats per token of :meth:`logits`; targets (B, T)."""
-        return float(self._loss(self.model, seen, jnp.asarray(targets)))
+        return float(_loss(self.told, self.model, seen, jnp.asarray(targets)))
 
     # ------------------------------------------------------------------ derivatives
 
@@ -165,13 +156,13 @@ class Walk:
 
         Summed, not mean: a token's share of a mean over thousands is below what float16 holds.
         """
-        stream = self._gradient(self.model, end.stream, jnp.asarray(targets))
+        stream = _gradient(self.told, self.model, end.stream, jnp.asarray(targets))
         return stream, jax.tree.map(jnp.zeros_like, end.side)
 
     def pull(self, state: State, cotangent: tuple[Any, dict]) -> tuple[Any, dict]:
         """The vector-Jacobian product of the next block: cotangent of the parts after it -> of those before it."""
         run, part, i = self.at(state.place)
-        stream, side = self._pull(handed(run), part, i, *state.parts, state.place, cotangent)
+        stream, side = _pulled(handed(run), self.told, part, i, *state.parts, state.place, cotangent)
         return self._written(stream, state.place), side
 
     def push(self, state: State, tangent: tuple[Any, dict]) -> tuple[Any, dict]:
@@ -183,12 +174,16 @@ class Walk:
         if self.stack.carry.rows:
             raise NotImplementedError("a buffer of earlier outputs has no Jacobian-vector product; use pull")
         run, part, i = self.at(state.place)
-        return self._push(handed(run), part, i, *state.parts, state.place, tangent)
+        return _pushed(handed(run), self.told, part, i, *state.parts, state.place, tangent)
 
     def pull_seen(self, state: State, cotangent: jax.Array) -> Any:
         """Cotangent of :meth:`seen` (B, T, D) -> that of the state's stream."""
-        name, arguments = self._sight(state)
-        return self._written(self._pull_seen[name](*arguments, state.stream, cotangent), state.place)
+        if self._is_closed(state):
+            gradient = _pulled_closed(self.stack.carry, self.stack.ends, state.stream, cotangent)
+        else:
+            _, part, i = self.at(state.place)
+            gradient = _pulled_read(part, i, state.place, state.stream, cotangent)
+        return self._written(gradient, state.place)
 
     # ------------------------------------------------------------------ inside
 
@@ -199,67 +194,9 @@ class Walk:
                 return run, part, block - run.first
         raise IndexError(f"block {block} is not one of 0..{self.depth - 1}")
 
-    def _opened(self, model: LM, tokens: jax.Array) -> Any:
-        stream = self.stack.carry.open(model.stack.ends, model.embedded(tokens, self.context), self.stack.units)
-        return stored(stream, -1, self.context)
-
-    def _through(
-        self,
-        names: tuple[str, ...],
-        part: Part,
-        keep: jax.Array,
-        stream: Any,
-        side: dict,
-        place: Any,
-        i: Any,
-        count: Any,
-    ) -> tuple[Any, dict]:
-        """``count`` blocks of a part from its ``i``-th on, which stand at ``place`` and after."""
-        context = replace(self.context, keep=keep)
-        if jax.tree.leaves(part)[0].shape[0] == 1:  # without a loop: the first block hands on what was not there before
-            return one_block(names, part, 0, stream, side, place, context)
-
-        def step(k: Any, carried: tuple[Any, dict]) -> tuple[Any, dict]:
-            return one_block(names, part, i + k, *carried, place + k, context)
-
-        return jax.lax.fori_loop(0, count, step, (stream, side))
-
-    def _pulled(
-        self, names: tuple[str, ...], part: Part, i: Any, stream: Any, side: dict, place: Any, cotangent: tuple
-    ) -> tuple[Any, dict]:
-        def step(parts: tuple[Any, dict]) -> tuple[Any, dict]:
-            return one_block(names, part, i, parts[0], parts[1], place, self.context)
-
-        return pulled(step, (stream, side), cotangent)
-
-    def _pushed(
-        self, names: tuple[str, ...], part: Part, i: Any, stream: Any, side: dict, place: Any, tangent: tuple
-    ) -> tuple[Any, dict]:
-        def step(parts: tuple[Any, dict]) -> tuple[Any, dict]:
-            return one_block(names, part, i, parts[0], parts[1], place, self.context)
-
-        return jax.jvp(step, ((stream, side),), (tangent,))[1]
-
-    def _sight(self, state: State) -> tuple[str, tuple]:
-        """Which program shows the stream, and what it is told besides."""
-        if not self.stack.carry.rows or state.place == self.depth:
-            return "closed", (self.stack.ends,)
-        _, part, i = self.at(state.place)
-        return "read", (part, i, state.place)
-
-    def _read(self, part: Part, i: Any, place: Any, stream: Any) -> jax.Array:
-        block = jax.tree.map(lambda leaf: leaf[i], part.blocks)
-        places = block.places(place)
-        if block.outer is None:
-            return block.sites[0].carry.read(stream, places[0])[0]
-        read = block.outer.read(stream, whole(places))[0]
-        return read["r"] if isinstance(read, dict) else read
-
-    def _closed(self, ends: Any, stream: Any) -> jax.Array:
-        return self.stack.carry.close(ends, stream)
-
-    def _nats(self, model: LM, stream: Any, targets: jax.Array) -> jax.Array:
-        return loss(model.logits(model.final(self._closed(model.stack.ends, stream), self.context)), targets)
+    def _is_closed(self, state: State) -> bool:
+        """Whether the stream is shown as close makes it, and not as the next block reads it."""
+        return not self.stack.carry.rows or state.place == self.depth
 
     def _written(self, gradient: Any, place: int) -> Any:
         """The gradient of a buffer, zeros in the rows that are not written before block ``place``: they hold what is of no account."""
@@ -267,6 +204,105 @@ class Walk:
             return gradient
         rows = 1 + place * self.stack.units // self.depth
         return jnp.where((jnp.arange(len(gradient)) < rows).reshape(-1, *(1,) * (gradient.ndim - 1)), gradient, 0)
+
+
+# ---------------------------------------------------------------------- programs
+
+
+@jax.jit
+def _opened(told: Told, model: LM, tokens: jax.Array) -> Any:
+    stack = model.stack
+    stream = stack.carry.open(stack.ends, model.embedded(tokens, told.context), stack.units)
+    return stored(stream, -1, told.context)
+
+
+@partial(jax.jit, static_argnums=0)
+def _through(
+    names: tuple[str, ...],
+    told: Told,
+    part: Part,
+    keep: jax.Array,
+    stream: Any,
+    side: dict,
+    place: Any,
+    i: Any,
+    count: Any,
+) -> tuple[Any, dict]:
+    """``count`` blocks of a part from its ``i``-th on, which stand at ``place`` and after."""
+    context = replace(told.context, keep=keep)
+    if jax.tree.leaves(part)[0].shape[0] == 1:  # without a loop: the first block hands on what was not there before
+        return one_block(names, part, 0, stream, side, place, context)
+
+    def step(k: Any, carried: tuple[Any, dict]) -> tuple[Any, dict]:
+        return one_block(names, part, i + k, *carried, place + k, context)
+
+    return jax.lax.fori_loop(0, count, step, (stream, side))
+
+
+@partial(jax.jit, static_argnums=0)
+def _pulled(
+    names: tuple[str, ...], told: Told, part: Part, i: Any, stream: Any, side: dict, place: Any, cotangent: tuple
+) -> tuple[Any, dict]:
+    def step(parts: tuple[Any, dict]) -> tuple[Any, dict]:
+        return one_block(names, part, i, parts[0], parts[1], place, told.context)
+
+    return pulled(step, (stream, side), cotangent)
+
+
+@partial(jax.jit, static_argnums=0)
+def _pushed(
+    names: tuple[str, ...], told: Told, part: Part, i: Any, stream: Any, side: dict, place: Any, tangent: tuple
+) -> tuple[Any, dict]:
+    def step(parts: tuple[Any, dict]) -> tuple[Any, dict]:
+        return one_block(names, part, i, parts[0], parts[1], place, told.context)
+
+    return jax.jvp(step, ((stream, side),), (tangent,))[1]
+
+
+@jax.jit
+def _read(part: Part, i: Any, place: Any, stream: Any) -> jax.Array:
+    block = jax.tree.map(lambda leaf: leaf[i], part.blocks)
+    places = block.places(place)
+    if block.outer is None:
+        return block.sites[0].carry.read(stream, places[0])[0]
+    read = block.outer.read(stream, whole(places))[0]
+    return read["r"] if isinstance(read, dict) else read
+
+
+@jax.jit
+def _pulled_read(part: Part, i: Any, place: Any, stream: Any, cotangent: jax.Array) -> Any:
+    return pulled(lambda s: _read(part, i, place, s), stream, cotangent)
+
+
+@partial(jax.jit, static_argnums=0)
+def _closed(carry: CarrySpec, ends: Any, stream: Any) -> jax.Array:
+    return carry.close(ends, stream)
+
+
+@partial(jax.jit, static_argnums=0)
+def _pulled_closed(carry: CarrySpec, ends: Any, stream: Any, cotangent: jax.Array) -> Any:
+    return pulled(lambda s: carry.close(ends, s), stream, cotangent)
+
+
+@jax.jit
+def _logits(told: Told, model: LM, seen: jax.Array) -> jax.Array:
+    return model.logits(model.final(seen, told.context))
+
+
+@jax.jit
+def _loss(told: Told, model: LM, seen: jax.Array, targets: jax.Array) -> jax.Array:
+    return loss(model.logits(model.final(seen, told.context)), targets)
+
+
+@jax.jit
+def _gradient(told: Told, model: LM, stream: Any, targets: jax.Array) -> Any:
+    """Of the loss summed over tokens."""
+
+    def summed(stream: Any) -> jax.Array:
+        seen = model.stack.carry.close(model.stack.ends, stream)
+        return loss(model.logits(model.final(seen, told.context)), targets) * targets.size
+
+    return jax.grad(summed)(stream)
 
 
 def one_block(

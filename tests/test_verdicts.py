@@ -1,0 +1,205 @@
+"""Do experiments say what is so, on made-up lines whose truth is known?"""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import synthetic_cells
+from experiments.experiment import named
+from synthetic_cells import cells, lost
+
+COLLAPSED = {"outcome": "collapsed", "eval_loss": 2.85, "token_cosine": 0.99}
+
+
+def verdicts(name, told, measured=None):
+    """Verdicts of an experiment by claim (and reading), where ``told`` says how each cell ended."""
+    experiment = named(name)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        settled = experiment.settle(cells(experiment, told), measured or {}, "cpu")
+    found = {}
+    for one in settled:
+        found.setdefault(f"{one.claim}/{one.reading}" if one.reading else one.claim, []).append(one.verdict)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def healthy(fields):
+    return {}
+
+
+def field(fields, path, missing=None):
+    return fields.get(path, missing)
+
+
+# ------------------------------------------------------------------ E05
+
+
+def test_depth_is_no_limit_where_everything_trains():
+    found = verdicts("E05", healthy)
+    assert found["C52"] == found["C21"] == "supported" and found["C06"] in ("refuted", "undecided")
+
+
+def test_a_thousand_blocks_that_fail_at_the_one_rate_decide_nothing():
+    found = verdicts("E05", lambda f: COLLAPSED if f["model.depth"] == 1000 else {})
+    assert found["C52"] == "undecided" and found["C21"] == "refuted"
+    assert found["C13/degraded deep representations"] == "supported"
+
+
+def test_deeper_is_better_where_it_is():
+    noise = iter(np.random.default_rng(0).normal(0, 0.003, 1000))
+    found = verdicts("E05", lambda f: {"eval_loss": 2.5 - 0.1 * np.log(f["model.depth"]) + next(noise)})
+    assert found["C06"] == "supported"
+
+
+# ------------------------------------------------------------------ E09
+
+
+def rounding(error):
+    """The study of rounding, with this share of every update lost in either format."""
+    bits = np.full((12, 2), -np.log2(error)).tolist()
+    return {"studies": {"rounding": {"formats": {name: {"effective_bits": bits} for name in ("bfloat16", "float16")}}}}
+
+
+def of_depth(fields, error):
+    made = rounding(error)
+    depth = field(fields, "model.depth", 12)
+    for one in made["studies"]["rounding"]["formats"].values():
+        one["effective_bits"] = np.full((depth, 2), -np.log2(error)).tolist()
+    return made
+
+
+def test_lost_bits_and_a_loss_that_does_not_notice_are_two_verdicts():
+    found = verdicts("E09", lambda f: of_depth(f, 0.5) | {"eval_loss": 2.0 + 0.001 * f["seed"]})
+    assert found["C71/bits in bfloat16"] == "supported"
+    assert found["C71/loss"] == found["C72"] == "refuted"
+    assert found["C73/ten times the branch"] == "undecided"
+    assert found["C73/divided by ten at inference"] == "supported"
+    assert verdicts("E09", lambda f: of_depth(f, 0.01))["C71/bits in bfloat16"] == "refuted"
+
+
+def test_a_loss_that_rounding_costs_is_seen_and_what_wins_it_back():
+    def told(f):
+        hurt = field(f, "precision.rounding") == "bfloat16" and field(f, "residual.scale") is None
+        return of_depth(f, 0.5) | (
+            {"eval_loss": 2.3 + 0.01 * f["seed"]} if hurt else {"eval_loss": 2.0 + 0.01 * f["seed"]}
+        )
+
+    found = verdicts("E09", told)
+    assert found["C71/loss"] == found["C72"] == found["C73/ten times the branch"] == "supported"
+
+
+def test_a_branch_divided_at_inference_that_costs_loss_refutes():
+    found = verdicts(
+        "E09",
+        lambda f: (
+            {"eval_loss": 2.9} if field(f, "residual.scale_eval") == 1.0 else {"eval_loss": 2.0 + 0.001 * f["seed"]}
+        ),
+    )
+    assert found["C73/divided by ten at inference"] == "refuted"
+
+
+def test_numbers_that_leave_float16_are_counted():
+    def told(f):
+        bad = field(f, "precision.rounding") == "float16" and (field(f, "model.norm") or field(f, "init.gain"))
+        return lost(f) if bad else {}
+
+    assert verdicts("E09", told)["C13/NaN in mixed precision"] == "supported"
+
+
+# ------------------------------------------------------------------ E10
+
+
+def with_ratio(value, depth, **more):
+    """Profiles whose update ratio is ``value`` at every site and step."""
+    ratio = np.full((depth, 2), value).tolist()
+    steps = (1, 10, 30, 100, 300, 420, 480, 540, 600)
+    return {"profiles": {str(s): {"update_ratio": ratio, "update_cosine": ratio} for s in steps}} | more
+
+
+def test_a_band_that_tells_good_runs_is_believed():
+    def told(f):
+        good = f["optimizer.lr"] <= 3e-3
+        value = 0.05 if good else 2.0
+        rest = {"eval_loss": 2.0 + 1e-4 * f["seed"]} if good else COLLAPSED
+        return with_ratio(value, field(f, "model.depth", 12)) | rest
+
+    found = verdicts("E10", told)
+    assert found["C74"] == "supported" and found["C75"] == "supported"
+
+
+def test_a_band_that_good_runs_are_outside_of_is_not():
+    def told(f):
+        good = f["optimizer.lr"] <= 3e-3
+        rest = {"eval_loss": 2.0 + 1e-4 * f["seed"]} if good else COLLAPSED
+        return with_ratio(2.0 if good else 0.05, field(f, "model.depth", 12)) | rest
+
+    found = verdicts("E10", told)
+    assert found["C74"] == "refuted" and found["C75"] == "refuted" and found["C04"] == "refuted"
+
+
+def test_small_updates_that_the_loss_needs_refute():
+    def told(f):
+        depth = field(f, "model.depth", 12)
+        delta = np.linspace(0.03, 0.5, depth).tolist()
+        return with_ratio(0.001, depth, studies={"ablation": {"delta": delta}})
+
+    assert verdicts("E10", told)["C76"] == "refuted"
+
+
+def test_the_pool_of_other_runs_is_judged_beside_its_own():
+    row = {
+        "experiment": "E02",
+        "task": "markov, 12",
+        "outcome": "trained",
+        "episodes": 0,
+        "largest": 0.5,
+        "median": 0.05,
+    }
+    pool = [row | {"seed": seed, "eval_loss": 2.0 + 0.5 * late} for seed in range(5) for late in range(4)]
+    found = verdicts("E10", healthy, {"pool": pool})
+    assert len(found["C74"]) == len(found["C75"]) == 2
+
+
+# ------------------------------------------------------------------ E11
+
+
+def trained(dead, loss, seed, looks=None):
+    studies = {"ablation": {"dead": [False] * 12 + [True] * dead + [False] * (12 - dead), "delta": [0.1] * 24}}
+    return {"studies": studies, "eval_loss": loss + 0.001 * seed, "looks": looks or {}}
+
+
+@pytest.mark.parametrize(
+    "dead, better, exist, helps",
+    [(6, 0.3, "supported", "supported"), (6, -0.3, "supported", "refuted"), (0, 0.3, "refuted", "refuted")],
+)
+def test_dead_layers_and_whether_treating_them_helps(dead, better, exist, helps):
+    def told(f):
+        treated = f["residual.name"] in ("lns", "sandwich_branch") or "optimizer.warmup" in f
+        return trained(0 if treated else dead, 2.0 - better * treated, f["seed"])
+
+    found = verdicts("E11", told)
+    assert found["C79/there are dead layers"] == exist and found["C79/treating them helps"] == helps
+
+
+def test_a_growing_trunk_explains_small_updates():
+    def told(f, growing=True):
+        at = np.arange(1, 49).reshape(24, 2)
+        one, other = at**-0.5, at**0.5 if growing else np.ones((24, 2))
+        return {"profiles": {"1500": {"update_ratio": one.tolist(), "stream_rms": other.tolist()}}}
+
+    assert verdicts("E11", told)["C45/because the norm compresses"] == "refuted"
+    assert verdicts("E11", lambda f: told(f, False))["C45/because the norm compresses"] == "supported"
+
+
+def test_first_layers_that_lag_are_seen():
+    def told(f):
+        slow = 3 if f["residual.name"] == "pre_ln" else 1
+        return {"looks": {str(s): {"next token": min(0.4, 0.1 + s / 1500 / slow)} for s in range(150, 1501, 150)}}
+
+    assert verdicts("E11", told)["C45/shallow layers learn slower"] == "supported"
+
+
+def test_made_up_lines_differ_from_seed_to_seed():
+    losses = [row["eval_loss"] for row in synthetic_cells.cells(named("E11"), healthy)]
+    assert len(set(losses)) == len(losses)
