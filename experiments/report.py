@@ -61,7 +61,6 @@ def check() -> int:
 
 def write() -> int:
     """All files anew."""
-    from experiments import drawn
     from experiments.page import content, html
     from experiments.page.evidence import gather
 
@@ -69,7 +68,7 @@ def write() -> int:
     parts = content.page(evidence)
     figures = {}
     for one in evidence.kept:
-        drawing = drawn.svg(one.experiment.drawing(one.found.runs, one.found.measured))
+        drawing = one.experiment.picture(one.found.runs, one.found.measured)
         whole(one.picture, drawing)
         figures[one.picture.name] = drawing.decode()
     for path, text in {**texts(evidence), PAGE: html.text(parts, evidence, figures)}.items():

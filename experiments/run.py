@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import drawn, frozen, results
+from experiments import frozen, results
 from experiments.experiment import SCALES, Experiment, named
 from resjax import sweep
 from resjax.main import answer, listen
@@ -76,7 +76,7 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     kept = here / "results.json" if smoke else results.place(experiment, scale)
     results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
     found = results.read(kept)
-    drawn.save(experiment.drawing(found.runs, found.measured), kept.with_suffix(".svg"))
+    kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
     settled = experiment.settle(found.runs, found.measured, scale)
     if not smoke:
         for one in settled:

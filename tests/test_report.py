@@ -257,10 +257,10 @@ def test_without_results_the_page_says_so_and_shows_nothing(place):
 def test_the_readme_shows_figures_of_panels_that_have_some(kept):
     assert report.main([]) == 0
     text = report.README.read_text()
-    assert (
+    told = (
         "Tested so far: 5, with 1 supported, 1 refuted, 1 mixed, 2 undecided, and apart from these 1 by construction."
-        in text
     )
+    assert told in " ".join(text.split())
     assert re.findall(r"!\[.*\]\((.*)\)", text) == ["experiments/results/e01_skips.cpu.svg"]
 
 

@@ -1,5 +1,6 @@
 """What stands on the page? Its sections as blocks of words, tables and figures, whatever they are written as."""
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from experiments.page import wording
 from experiments.page.evidence import STATUSES, Evidence, Kept, Row, ended
 from experiments.page.outline import Panel, Side, outline
 from resjax.errors import Refused
+
+LINE = 120  # of README.md
 
 
 @dataclass(frozen=True)
@@ -316,11 +319,12 @@ def readme(evidence: Evidence) -> str:
     counts, made = evidence.counts(), sum(evidence.counts(construction=True).values())
     told = ", ".join(f"{counts[status]} {status}" for status in STATUSES[:4])
     apart = f", and apart from these {made} by construction" if made else ""
-    lines = [
+    words = (
         "[The page of verdicts](experiments/REPORT.md) puts 83 claims of two articles about residual connections to the test, each "
         "with its bounds, its evidence and its command; bounds are frozen before the runs. "
         + (f"Tested so far: {evidence.tested}, with {told}{apart}." if evidence.kept else "No results are in yet.")
-    ]
+    )
+    lines = ["\n".join(textwrap.wrap(words, LINE, break_long_words=False, break_on_hyphens=False))]
     for one in outline().panels:
         if one.readme:
             lines += [

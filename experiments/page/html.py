@@ -8,10 +8,10 @@ from pathlib import Path
 from experiments.page import wording
 from experiments.page.content import Block, Counts, Part, Picture, Points, Strip, Table, Verdicts, Words
 from experiments.page.evidence import STATUSES, Entry, Evidence, Row, undecided_because
-from resjax import health
+from resjax.health.page import filled, mark, whole_page
 
 HERE = Path(__file__).parent
-SHARED = Path(health.__file__).parent / "report.css"
+MAKER = "resjax.experiments"
 INLINE = re.compile(r"\\(?P<kept>.)|`(?P<code>[^`]*)`|\*\*(?P<bold>.+?)\*\*|\[(?P<words>[^\]]+)\]\((?P<to>[^)\s]+)\)")
 Drawn = Mapping[str, str]
 
@@ -23,17 +23,15 @@ def text(parts: Iterable[Part], evidence: Evidence, drawn: Drawn) -> str:
       drawn: the figures' SVG by the names of their files.
     """
     first, *rest = parts
-    links = "".join(f'<a href="#{part.name}">{inline(part.title)}</a>' for part in rest)
     fill = {
+        "mark": mark("experiments"),
         "title": escape(first.title),
-        "css": SHARED.read_text(encoding="utf-8") + (HERE / "page.css").read_text(encoding="utf-8"),
-        "js": (HERE / "page.js").read_text(encoding="utf-8"),
         "head": "".join(_block(block, evidence, drawn) for block in first.blocks),
-        "links": links,
+        "links": "".join(f'<a href="#{part.name}">{inline(part.title)}</a>' for part in rest),
         "parts": "".join(_part(part, 2, evidence, drawn) for part in rest),
     }
-    template = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fill[hole[1]], template)
+    body = filled(HERE / "verdicts.html", fill)
+    return whole_page(first.title, MAKER, body, [HERE / "verdicts.css"], {}, [HERE / "verdicts.js"])
 
 
 def inline(marked: str) -> str:

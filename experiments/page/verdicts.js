@@ -1,4 +1,3 @@
-"use strict";
 // Which claims are shown: those with a chosen verdict and with the words looked for.
 const claims = [...document.querySelectorAll(".claim")], buttons = [...document.querySelectorAll(".counts button")];
 const filter = document.querySelector(".filter"), input = filter.querySelector("input"), output = filter.querySelector("output");
