@@ -95,6 +95,12 @@ class Experiment:
         """Its grid: the fields of every cell; empty where nothing is trained."""
         return from_file(self.spec(scale), "sweep", [])
 
+    def picture(self, runs: Runs, measured: Measured) -> bytes:
+        """Its figure as an SVG file, whose bytes depend on nothing but what it shows."""
+        from resjax.drawing import svg
+
+        return svg(self.drawing(runs, measured), self.question)
+
     def settle(self, runs: Runs, measured: Measured, scale: str) -> list[Settled]:
         """The verdicts on its claims, one for each claim and setting.
 

@@ -78,7 +78,7 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
     if not smoke:
         found = results.read(kept)
-        save(experiment.drawing(found.runs, found.measured), kept.with_suffix(".svg"))
+        kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
         for one in experiment.settle(found.runs, found.measured, scale):
             print(one.told())
     print(f"everything is in {kept}")
@@ -103,11 +103,6 @@ def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:
         whole.write_text(json.dumps(rows, allow_nan=False))
         whole.replace(path)
     return json.loads(path.read_text())
-
-
-def save(figure: Any, path: Path) -> None:
-    """A figure as an SVG file whose bytes depend on nothing but what it shows."""
-    figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

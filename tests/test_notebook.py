@@ -13,7 +13,7 @@ import pytest
 from resjax.train.signals import Signals
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
-PATH, HEALTH = NOTEBOOKS / "quickstart.ipynb", NOTEBOOKS / "health.ipynb"
+PATH, HEALTH, VERDICTS = (NOTEBOOKS / f"{name}.ipynb" for name in ("quickstart", "health", "verdicts"))
 LARGEST = 300_000  # bytes of the file, figures included
 
 
@@ -32,7 +32,7 @@ def text_of(cell):
     return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
-@pytest.mark.parametrize("path", [PATH, HEALTH], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [PATH, HEALTH, VERDICTS], ids=lambda path: path.stem)
 def test_the_notebook_is_valid_and_small(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -108,6 +108,25 @@ def test_the_notebook_of_faults_runs_and_finds_each(tmp_path):
     NotebookClient(fresh, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     told = told_in(fresh)
     assert all(FOUND[name] in told[name] for name in FOUND), told
+    assert not list(tmp_path.iterdir()), "the notebook leaves nothing beside itself"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the kernel's and the client's own
+def test_the_notebook_of_verdicts_runs_whatever_results_there_are(tmp_path):
+    from nbclient import NotebookClient
+
+    from experiments.page.evidence import gather
+
+    fresh = nbformat.read(VERDICTS, as_version=4)
+    for cell in code_of(fresh):
+        cell.outputs, cell.execution_count = [], None
+    NotebookClient(fresh, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    texts = "".join(map(text_of, code_of(fresh)))
+    evidence = gather()
+    assert f"{len(evidence.kept)} files of results; {evidence.tested} of 83 claims tested" in texts
+    assert "exit code 0" in texts and texts.count("depth 6, rate") == 4, texts
+    assert any("image/png" in output.get("data", {}) for output in code_of(fresh)[-1].outputs)
     assert not list(tmp_path.iterdir()), "the notebook leaves nothing beside itself"
 
 
