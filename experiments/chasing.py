@@ -1,7 +1,7 @@
 """Do layers run after one another in training? How far their mean outputs move, and whether a layer moves against the one before it.
 
-All of it looks at a model in training, on held-out text; h_l is the stream after block l, o_l what the block puts out: h_l itself where
-it has no skip, h_l - h_(l-1) where it has. E is the mean over tokens.
+All of it looks at a model in training, on 4,096 tokens of held-out text (J: on its first two batches). h_l is the stream after block
+l, o_l what the block puts out: h_l itself where it has no skip, h_l - h_(l-1) where it has. E is the mean over tokens.
 
     drift (C31)   |E o_l(t) - E o_l(t - 50)| / |E o_l(t - 50)|, median over the blocks
     chase (C30)   mean over l of cos(E[J_(l+1)] d_l, d_(l+1)),   d_l = E o_l(t) - E o_l(t - 10),
@@ -11,6 +11,7 @@ output moves against what the move of the block before it would do to it. d_(l+1
 ``own`` is the same cosine with d_(l+1) - E[J_(l+1)] d_l, what block l + 1 changed itself.
 """
 
+from itertools import islice
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax.health.studies import STUDIES, Subject
+from resjax.residual import Flow
 
 SOON, LATER = 10, 50  # steps between two looks, for chase and drift
 STEPS = tuple(
@@ -25,6 +27,8 @@ STEPS = tuple(
     for last in range(100, 601, 50)
     for step in ((last, last + SOON) if last % 100 == 0 and last < 600 else (last,))
 )
+SHALLOWEST = 12  # blocks
+FEW = 2  # batches of held-out text that a Jacobian is taken over
 LATE = 2 / 3  # of the depth: from there on layers are late
 
 
@@ -47,29 +51,23 @@ def look(subject: Subject, before: Any) -> dict[str, Any]:
 
 def skips(config: Any) -> bool | None:
     """Whether a Pre-LN network has its skips; None of any other."""
-    residual = config.residual
-    parts = residual.attention.skip, residual.mlp.skip, residual.scale
-    if (
-        residual.name != "pre_ln"
-        or config.model.norm == "none"
-        or parts != (None, None, None)
-        or config.model.depth < 12
-    ):
+    residual, model = config.residual, config.model
+    usual = {residual.attention.skip, residual.mlp.skip, residual.scale} == {None}
+    if residual.name != "pre_ln" or model.norm == "none" or model.depth < SHALLOWEST or not usual:
         return None
     return {None: True, 0.0: False}.get(residual.skip)
 
 
 def outputs(subject: Subject, skip: bool) -> dict[str, np.ndarray]:
     """Means over all tokens: 'output' of every block, 'stream' after it, (depth, width)."""
-    rows = [np.asarray(_means(stream), np.float64) for stream in subject.streams(list(range(subject.depth + 1)))]
-    stream = np.mean(rows, axis=0)
-    return {"output": np.diff(stream, axis=0) if skip else stream[1:], "stream": stream[1:]}
+    rows = list(subject.measured(_means))
+    before, after = (np.mean([row[name] for row in rows], axis=0, dtype=np.float64) for name in ("before", "after"))
+    return {"output": after[:, -1] - before[:, 0] if skip else after[:, -1], "stream": after[:, -1]}
 
 
-@jax.jit
-def _means(streams: jax.Array) -> jax.Array:
-    """(points, B, T, D) -> (points, D)."""
-    return jnp.mean(streams, axis=(1, 2))
+def _means(flow: Flow) -> dict[str, jax.Array]:
+    """Of the stream before and after a site, (width,)."""
+    return {"before": _mean(flow.before), "after": _mean(flow.after)}
 
 
 def drift(now: np.ndarray, then: np.ndarray) -> float:
@@ -89,7 +87,7 @@ def chase(subject: Subject, moved: np.ndarray, skip: bool) -> dict[str, float]:
 def passed_on(subject: Subject, moved: np.ndarray, skip: bool) -> np.ndarray:
     """E[J_(l+1)] d_l for l = 1 to depth - 1, (depth - 1, width): how the output of block l + 1 moves if all before it is moved by d_l."""
     walk, total, count = subject.walk, np.zeros_like(moved), 0
-    for state, _ in subject.opened():
+    for state, _ in islice(subject.opened(), FEW):
         count += 1
         for place, by in enumerate(moved, 1):
             state = walk.to(state, place)

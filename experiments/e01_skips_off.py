@@ -108,7 +108,7 @@ PREDICATES = {
 def get_config(variant=None):
     config = sized("acc-S" if variant else "cpu-S")
     config.health.groups = ("forward", "tokens", "ranks")
-    config.train.log_every = config.train.steps // 60
+    config.train.log_every = config.train.steps // 40
     return config
 
 

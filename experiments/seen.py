@@ -35,15 +35,12 @@ def bends(runs: Runs, step: int | str) -> list[float]:
 
 
 def _fitted(values: np.ndarray, degree: int) -> float:
-    """The leading coefficient of a polynomial through the logs up to the first that is but rounding, which says nothing more."""
+    """The leading coefficient of a polynomial through the logs before the first that is but rounding; NaN where all are."""
     logs = np.log(np.maximum(values.ravel(), LEAST)) if values.size else np.array([])
     gone = np.flatnonzero(logs <= np.log(2 * LEAST))
-    logs = logs[: gone[0] + 1] if len(gone) else logs
-    return (
-        float(np.polyfit(np.arange(len(logs)), logs, degree)[0])
-        if len(logs) > degree and np.isfinite(logs).all()
-        else np.nan
-    )
+    logs = logs[: max(gone[0], degree + 1)] if len(gone) and gone[0] else logs[: 0 if len(gone) else None]
+    known = len(logs) > degree and np.isfinite(logs).all()
+    return float(np.polyfit(np.arange(len(logs)), logs, degree)[0]) if known else np.nan
 
 
 def at_end(runs: Runs, name: str) -> list[float]:
