@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope
-from experiments.runs import RATE, Runs
+from experiments.runs import RATE, number
 from experiments.seen import counted, told
 from experiments.sizes import RATES4, RATES7, SEEDS, sized
 from experiments.skips import (
@@ -139,41 +139,49 @@ COLOURS = ("#000000", "#e69f00", "#56b4e9", "#999999", "#009e73", "#cc79a7", "#d
 
 
 def figure(runs, measured):
-    """Held-out loss over the rate, every seed a dot; a run without a finite loss is a cross at the top."""
-    matplotlib.rcParams["svg.hashsalt"] = "resjax"
+    """Held-out loss over the rate, every seed a dot, a line through the means; what is not finite, or far above the start, is counted at
+    the upper end."""
+    matplotlib.rcParams["svg.hashsalt"] = "resjax"  # the same figure gives the same bytes
     depths = list(runs.split("model.depth"))
     drawn = Figure(figsize=(3.8 * len(depths) + 2.2, 3.8), layout="constrained")
     axes = np.atleast_1d(drawn.subplots(1, len(depths), sharey=True))
+    top = max([start for row in runs if np.isfinite(start := number(row, "first_loss"))], default=1.0) + 0.3
+    levels = next((row["floors"] for row in runs if row.get("floors")), {})
     for axis, depth in zip(axes, depths, strict=True):
         part = runs.where({"model.depth": depth})
         for place, (name, fields) in enumerate((TWO_BY_TWO | STARTS).items()):
-            curve(axis, arm(part, fields), name, COLOURS[place], 1 + 0.04 * (place - 3))
-        for words, value in (next((row["floors"] for row in part if row.get("floors")), None) or {}).items():
+            curve(axis, arm(part, fields), name, COLOURS[place], 1 + 0.04 * (place - 3), top)
+        for words, value in levels.items():
             axis.axhline(value, color="#777777", lw=0.8, ls="--", zorder=0)
-            axis.annotate(
-                words, (0.01, value), xycoords=("axes fraction", "data"), fontsize=7, color="#555555", va="bottom"
+            axis.text(
+                0.01, value, words, transform=axis.get_yaxis_transform(), fontsize=7, color="#555555", va="bottom"
             )
-        axis.set(xscale="log", xlabel="learning rate", title=f"{depth} blocks")
+        rates = part.split(RATE)
+        axis.set(
+            xscale="log", xlabel="learning rate", title=f"{depth} blocks", xlim=(min(rates) / 1.6, max(rates) * 1.6)
+        )
     axes[0].set_ylabel("held-out loss, nats per token")
     handles = {handle.get_label(): handle for axis in axes for handle in axis.get_legend_handles_labels()[0]}
     drawn.legend(handles=list(handles.values()), loc="outside right upper", frameon=False, fontsize=8)
     return drawn
 
 
-def curve(axis, runs: Runs, name: str, colour: str, shift: float):
-    """One arm: dots by seed, the line through their means; ``shift`` keeps arms apart."""
-    if not len(runs):
+def curve(axis, runs, name, colour, shift, top):
+    """One arm up to ``top`` nats; ``shift`` keeps arms apart."""
+    seen = {rate * shift: np.asarray(part.losses()) for rate, part in runs.split(RATE).items()}
+    shown = {rate: values[values <= top] for rate, values in seen.items()}
+    if not seen:
         return
-    rates = runs.split(RATE)
-    seen = {rate: np.asarray(part.losses()) for rate, part in rates.items()}
-    means = [values[np.isfinite(values)].mean() if np.isfinite(values).any() else np.nan for values in seen.values()]
-    axis.plot([rate * shift for rate in seen], means, color=colour, lw=1.2, marker="o", ms=3.5, mfc="none", label=name)
-    for rate, values in seen.items():
-        axis.plot([rate * shift] * len(values), values, ".", color=colour, ms=4, alpha=0.7, label="_seeds")
-        if lost := int(np.sum(~np.isfinite(values))):
-            axis.plot(
-                [rate * shift], [0.98], "x", color=colour, ms=5, transform=axis.get_xaxis_transform(), label="_lost"
-            )
-            axis.annotate(
-                f"{lost}", (rate * shift, 0.95), xycoords=axis.get_xaxis_transform(), ha="center", va="top", fontsize=7
-            )
+    means = [values.mean() if values.size else np.nan for values in shown.values()]
+    axis.plot(list(seen), means, color=colour, lw=1.2, marker="o", ms=3.5, mfc="none", label=name)
+    for rate, values in shown.items():
+        axis.plot([rate] * len(values), values, ".", color=colour, ms=4, alpha=0.7, label="_seeds")
+        if beyond := len(seen[rate]) - len(values):
+            words = {
+                "transform": axis.get_xaxis_transform(),
+                "ha": "center",
+                "va": "top",
+                "fontsize": 7,
+                "color": colour,
+            }
+            axis.text(rate, 1.0 - 0.04 * (COLOURS.index(colour) % 4), f"{beyond}\u00d7", **words)
