@@ -200,7 +200,10 @@ def needed(runs, arms, best, control):
     (without, unknown), (with_, unsaid) = counted(seen.trains(arms["no skip"])), counted(seen.trains(best["Pre-LN"]))
     notes = (
         *(endings(arms[name], name) for name in ("no skip", "Pre-LN")),
-        *(f"{depth} blocks at rate {SHARED:g}: {told(found, 'nats')}" for depth, found in gaps.items()),
+        *(
+            f"{depth} blocks at rate {SHARED:g}: {told(found, 'nats')} more without skips"
+            for depth, found in gaps.items()
+        ),
     )
     yield Finding("C01/a standard block", (without, with_, grows), "markov", unknown or unsaid, notes)
     notes = (

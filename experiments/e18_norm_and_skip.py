@@ -160,6 +160,7 @@ def figure(runs, measured):
         axis.set(
             xscale="log", xlabel="learning rate", title=f"{depth} blocks", xlim=(min(rates) / 1.6, max(rates) * 1.6)
         )
+    axes[0].set_ylim(top=top)
     axes[0].set_ylabel("held-out loss, nats per token")
     handles = {handle.get_label(): handle for axis in axes for handle in axis.get_legend_handles_labels()[0]}
     drawn.legend(handles=list(handles.values()), loc="outside right upper", frameon=False, fontsize=8)

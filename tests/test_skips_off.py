@@ -1,6 +1,7 @@
 """Do E01 and E18 say what their runs say? On runs of known truth, with seeds and cells lost; and what they measure, on tiny cases."""
 
 import io
+import json
 import zlib
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ from experiments.runs import Runs
 from experiments.skips import capped, sensitivity
 from experiments.symmetric import least_loss
 from kit import make
+from resjax import sweep
 from resjax.config.load import load
+from resjax.data import markov
 from resjax.health.studies import Subject
 from resjax.residual import CATALOGUE
 
@@ -351,3 +354,30 @@ def test_looks_are_at_full_networks_and_those_without_skips():
         assert chasing.skips(config(**other)) is None
     assert chasing.skips(config(model__norm="none")) is None
     assert {100, 110, 150, 500, 510, 600} < set(chasing.STEPS) and 610 not in chasing.STEPS
+
+
+TABLE = """
+from experiments.sizes import sized
+
+def get_config():
+    config = sized("cpu-S", model__depth=1, train__steps=2500, optimizer__lr=1e-2, train__eval_batches=200)
+    config.residual.scale, config.residual.final_norm, config.model.positions = 0.0, "none", "none"
+    return config
+
+def sweep():
+    return {"model.tied": [False, True]}
+"""
+
+
+@pytest.mark.slow
+def test_without_branches_a_model_is_a_table_and_a_symmetric_one_if_its_head_is_tied(tmp_path):
+    """X51 and X52: the entropy given one symbol, and the least loss of symmetric scores."""
+    (tmp_path / "table.py").write_text(TABLE)
+    assert sweep.main([f"--config={tmp_path / 'table.py'}", f"--workdir={tmp_path / 'sweep'}"]) == 0
+    rows = [json.loads(text) for text in (tmp_path / "sweep" / "results.jsonl").read_text().splitlines()]
+    own, tied = (
+        next(row["eval_loss"] for row in rows if row["fields"]["model.tied"] is is_tied) for is_tied in (False, True)
+    )
+    law = markov.law()
+    assert own == pytest.approx(markov.floors(law).bigram, abs=0.01)
+    assert tied > least_loss(law.pair) - 0.01 > own + 0.1
