@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from resjax.errors import Refused
 from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
 
-OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "dry-run", "help")
+OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "no-figures", "dry-run", "help")
 ROOT = "sweeps"
 
 
@@ -23,8 +23,8 @@ def parser() -> Parser:
         epilog="The grid is what the config file's sweep() returns, a dict of fields with lists of values (their product) "
         "or a list of such dicts, and what --grid says, which replaces the same fields. Each cell that ends is a line of "
         "results.jsonl: its fields, status (done; diverged: a value was not finite; failed: with the reason), losses, "
-        "baselines; no checkpoints, no report. Exit codes: 0 all cells are done, 1 some failed or diverged (or the "
-        "machine failed), 2 bad input, 130 and 143 stopped by Ctrl-C and SIGTERM.",
+        "baselines; no checkpoints, no report. At the end figures of them are drawn into figures/. Exit codes: 0 all cells "
+        "are done, 1 some failed or diverged (or the machine failed), 2 bad input, 130 and 143 stopped by Ctrl-C and SIGTERM.",
         allow_abbrev=False,
     )
     option = made.add_argument
@@ -49,6 +49,7 @@ def parser() -> Parser:
         metavar="STEP,...,end",
         help="keep the probes by depth at these steps in each line, such as 1,30,end",
     )
+    option("--no-figures", action="store_true", help="draw no figures at the end")
     option("--dry-run", action="store_true", help="list the cells and what there is to compile, and train nothing")
     return made
 
@@ -98,7 +99,7 @@ def _sweep(words: Sequence[str]) -> int:
         console = make_console()
         if twice := len(settings) - len(cells):
             console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
-        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale)
+        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale, not arguments.no_figures)
         if arguments.dry_run:
             for line in sweep.listing():
                 console.print(line)

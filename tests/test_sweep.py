@@ -43,7 +43,7 @@ def config(calm):
 
 def words(config, workdir, *options, **fields):
     fields = {"train__steps": STEPS, "train__eval_every": 4} | fields
-    return runs.words(config, workdir, *options, **fields)
+    return runs.words(config, workdir, "--no-figures", *options, **fields)
 
 
 def swept(config, workdir, *options, **fields):

@@ -1,39 +1,25 @@
 """How does propagation look? One SVG file that needs nothing else: a block of panels a scheme, a line a depth, theory dashed."""
 
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from resjax import drawing
+from resjax.drawing import plain
 from resjax.propagation.closed import Curve
 from resjax.propagation.result import Depth, Study
 
 WIDTH, HEIGHT, ROWS, COLUMNS = 14.0, 6.2, 2, 4  # inches, of one scheme; panels
 POINTS = 240  # of a line; also kept are its ends, largest and smallest value
-WHOLE_DECADES = 2.5  # from so many on, powers of ten are marks enough
 THEORY: dict[str, Any] = {"mean field": "--", "identity path alone": ":", "norm on the trunk": "-."}
 BOUNDS = "#9a9a9a"
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "resjax",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-}
 
 
 @dataclass(frozen=True)
@@ -74,16 +60,14 @@ def panels(sites: Sequence[str]) -> list[Panel]:
     ]
 
 
+@drawing.styled
 def svg(studies: Sequence[Study], title: str) -> bytes:
     """The figure as an SVG file; the same studies give the same bytes."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT * len(studies)))
-        blocks = figure.subfigures(len(studies), 1, squeeze=False)[:, 0]
-        for block, study in zip(blocks, studies, strict=True):
-            draw(block, study)
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Title": plain(title)})
-    return out.getvalue()
+    figure = Figure(figsize=(WIDTH, HEIGHT * len(studies)))
+    blocks = figure.subfigures(len(studies), 1, squeeze=False)[:, 0]
+    for block, study in zip(blocks, studies, strict=True):
+        draw(block, study)
+    return drawing.svg(figure, title)
 
 
 def draw(block: Any, study: Study) -> None:
@@ -92,7 +76,7 @@ def draw(block: Any, study: Study) -> None:
     block.subplots_adjust(left=0.06, right=0.985, top=0.87, bottom=0.09, wspace=0.32, hspace=0.42)
     block.suptitle(plain(heading(study)), x=0.06, y=0.98, ha="left", fontsize=11, fontweight="bold")
     axes = list(grid.flat)
-    colours = [matplotlib.colormaps["viridis"](x) for x in np.linspace(0.85, 0.1, len(study.depths))]
+    colours = drawing.steps_colours(len(study.depths))
     shown = panels(study.depths[0].sites)
     used: set[str] = set()
     for axis, panel in zip(axes, shown, strict=False):
@@ -188,7 +172,7 @@ def limits(axis: Axes, panel: Panel, heights: list[np.ndarray], empty: str) -> N
     """A logarithmic axis where there is anything to show on one, never so narrow that rounding fills it."""
     known = np.concatenate([one[np.isfinite(one)] for one in heights])
     if not known.size:
-        axis.text(0.5, 0.5, empty, transform=axis.transAxes, ha="center", color="#666666")
+        axis.text(0.5, 0.5, empty, transform=axis.transAxes, ha="center", color=drawing.FAINT)
         axis.set_yticks([])
         return
     low, high = float(known.min()), float(known.max())
@@ -196,10 +180,7 @@ def limits(axis: Axes, panel: Panel, heights: list[np.ndarray], empty: str) -> N
         pad = max(1.15, 1.6 / (high / low) ** 0.5)
         axis.set_yscale("log")
         axis.set_ylim(low / pad, high * pad)
-        few = np.log10(high / low) < WHOLE_DECADES
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12 if few else 7))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.yaxis.set_minor_formatter(NullFormatter())
+        drawing.log_ticks(axis.yaxis, low, high)
         return
     least = 0.1 if panel.probe.startswith("token_cosine") else 1.0
     pad = max(0.05 * (high - low), (least - (high - low)) / 2)
@@ -248,9 +229,4 @@ def legend(axis: Axes, study: Study, colours: Sequence[Any], used: set[str]) -> 
     if study.depths[-1].no_mean_field:
         said.append(f"no mean-field theory: {study.depths[-1].no_mean_field}")
     text = "\n".join(textwrap.fill(plain(one), 56) for one in said)
-    axis.text(-0.03, -0.12, text, transform=axis.transAxes, fontsize=7, color="#444444", va="bottom")
-
-
-def plain(text: str) -> str:
-    """Text that is never taken for a formula."""
-    return text.replace("$", r"\$")
+    axis.text(-0.03, -0.12, text, transform=axis.transAxes, fontsize=7, color=drawing.NOTE, va="bottom")

@@ -1,4 +1,4 @@
-"""What does a sweep's folder hold? results.jsonl, a strict-JSON line for each cell that ended, and nothing else."""
+"""What does a sweep's folder hold? results.jsonl, a strict-JSON line for each cell that ended; beside it only figures made of it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -32,6 +32,7 @@ class Sweep:
       results: of its folder.
       wanted: what each line keeps beside the ends.
       scale: what --scale says, noted in each line.
+      figures: whether figures are drawn at the end.
       console: where it prints.
     """
 
@@ -43,9 +44,10 @@ class Sweep:
         console: Console,
         wanted: Wanted = ENDS_ONLY,
         scale: str | None = None,
+        figures: bool = True,
     ):
         self.cells, self.groups, self.results, self.console = cells, groups, results, console
-        self.wanted, self.scale = wanted, scale
+        self.wanted, self.scale, self.figures = wanted, scale, figures
         self.texts = Texts()
         self.compiled = 0
 
@@ -108,10 +110,16 @@ class Sweep:
         return self.end()
 
     def end(self) -> int:
-        """Say how the cells ended; returns the exit code."""
+        """Say how the cells ended, and draw it; returns the exit code."""
         ends = [self.results.rows[cell.name]["status"] for cell in self.cells]
         counts = ", ".join(f"{ends.count(status)} {status}" for status in dict.fromkeys(ends))
         self.console.print(f"{_count(len(ends), 'cell')}: {counts}; everything is in {self.results.path}")
+        if self.figures:
+            from resjax.sweeps.figures import automatic  # loads Matplotlib
+
+            automatic.write(
+                self.results.path.parent, [self.results.rows[cell.name] for cell in self.cells], self.console.print
+            )
         return ALL_DONE if set(ends) <= {DONE} else SOME_FAILED
 
     def _train(self, group: Architecture, cells: Sequence[Cell], signals: Signals) -> None:
