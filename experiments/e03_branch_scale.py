@@ -245,9 +245,13 @@ def _rescued(scaled: Mapping[str, Runs]) -> Finding:
     same = "equivalent to a cut of the rate" if abs(by_scale - by_rate) <= 0.1 else "no equivalent of a cut of the rate"
     notes = [f"{len(every)} pairs of an untrained run at scale 1 and the same with a smaller scale"]
     if both:
-        notes.append(f"where both were tried, the scale rescues {by_scale:.2f} and the rate divided alike {by_rate:.2f}: {same}")
+        notes.append(
+            f"where both were tried, the scale rescues {by_scale:.2f} and the rate divided alike {by_rate:.2f}: {same}"
+        )
     effects = Effect(tuple(each), wilson(sum(every), len(every))), Effect(tuple(each), Interval(mean, mean))
-    return Finding("C51", effects, "norms and rates pooled", "" if every else "no run at scale 1 was untrained", tuple(notes))
+    return Finding(
+        "C51", effects, "norms and rates pooled", "" if every else "no run at scale 1 was untrained", tuple(notes)
+    )
 
 
 def _third(third: Runs, one: Runs) -> Finding:
@@ -282,7 +286,9 @@ def _matched(found: Mapping[float, Runs], one: Runs) -> Finding:
     label = "the curves coincide: an LR re-parametrisation" if max(apart.values()) < 1e-3 else (
         "they part by more than 1e-3 nat, which float32 does by itself in so many steps: see the exact null"
     )  # fmt: skip
-    return Finding("C82/rate matched", effects, f"rate {rate:g}", "", (f"largest difference on the way {told}; {label}",))
+    return Finding(
+        "C82/rate matched", effects, f"rate {rate:g}", "", (f"largest difference on the way {told}; {label}",)
+    )
 
 
 def _apart(part: Runs, base: Runs) -> float:
@@ -305,7 +311,9 @@ def _between_ends(runs: Runs, pre: Mapping[float, Runs], post: Runs) -> Iterator
     if {0.0, *BETWEEN, 1.0} <= set(pre):
         straight = line({scale: at_best(scale) for scale in BETWEEN}, at_best(0.0), at_best(1.0))
         again = line({scale: shared(pre[scale]) for scale in BETWEEN}, shared(pre[0.0]), shared(pre[1.0]))
-        yield Finding("C81/scale", (straight,), "best rate each", notes=(f"at the rate {SHARED:g}: {_listed(again.values)}",))
+        yield Finding(
+            "C81/scale", (straight,), "best rate each", notes=(f"at the rate {SHARED:g}: {_listed(again.values)}",)
+        )
     moved = {share: runs.where({"residual.name": name}) for share, name in MOVED.items()}
     if all(map(len, moved.values())):
         ends = shared(pre[1.0]), shared(post.where({"residual.scale": 1.0}))
@@ -373,6 +381,10 @@ def figure(runs: Runs, measured: Measured) -> Any:
                     scale: arm.where({RATE: at}) for scale, arm in arms.items()
                 }
             for i, (label, parts) in enumerate(found.items()):
-                panels.dots(axis, {x: [number(row, LOSS) for row in part] for x, part in parts.items() if part}, i, label)
+                panels.dots(
+                    axis, {x: [number(row, LOSS) for row in part] for x, part in parts.items() if part}, i, label
+                )
     panels.floors(runs)
-    return panels.finish("Loss at the end and scale of the branches", "scale of the branches (0 = off)", "held-out loss, nat per token")
+    return panels.finish(
+        "Loss at the end and scale of the branches", "scale of the branches (0 = off)", "held-out loss, nat per token"
+    )

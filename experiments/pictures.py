@@ -73,5 +73,7 @@ class Panels:
         self.figure.suptitle(heading, fontsize=12)
         self.figure.supxlabel(x, fontsize=10)
         self.figure.supylabel(y, fontsize=10)
-        self.figure.legend(handles=list(self.handles.values()), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+        self.figure.legend(
+            handles=list(self.handles.values()), loc="outside lower center", ncols=3, fontsize=8, frameon=False
+        )
         return self.figure

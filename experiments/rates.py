@@ -61,7 +61,11 @@ def loss_at(row: Row, share: float) -> float:
     """The training loss at a share of the run, the mean of two logged ones; NaN if it did not come so far."""
     steps, losses = losses_of(row)
     until = np.flatnonzero(steps[1:] <= share * total(row))
-    return float(losses[1:][until][-SMOOTHED:].mean()) if len(until) >= SMOOTHED and row.get("status") == "done" else np.nan
+    return (
+        float(losses[1:][until][-SMOOTHED:].mean())
+        if len(until) >= SMOOTHED and row.get("status") == "done"
+        else np.nan
+    )
 
 
 def total(row: Row) -> int:
