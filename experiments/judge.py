@@ -95,9 +95,14 @@ def in_ropes(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
 
 
 def share(hits: Sequence[bool | float]) -> Effect:
-    """A share of runs, one value of 0 or 1 a run, with Wilson's interval; a run whose value is not known counts as 0."""
-    row = [float(bool(hit) and np.isfinite(hit)) for hit in hits]
-    return Effect(tuple(row), wilson(int(sum(row)), len(row)))
+    """A share of runs, a value of 0 or 1 a run, with Wilson's interval.
+
+    A run that is not known (NaN) widens it: the lower bound counts it as 0, the upper one as 1.
+    """
+    row = np.asarray(hits, np.float64)
+    hit, unknown = int(np.nansum(row)), int(np.isnan(row).sum())
+    interval = Interval(wilson(hit, len(row)).low, wilson(hit + unknown, len(row)).high)
+    return Effect(tuple(map(float, row)), interval)
 
 
 def wilson(hits: int, of: int) -> Interval:
@@ -144,6 +149,7 @@ class Predicate:
       threshold: in the effect's unit.
       seeds: that it needs.
       other: where it is refuted, if not wholly on the other side of the same threshold: for 'above' 0.2, refuted below 0.1.
+      agree: share of the seeds that have to lie on the claimed side themselves; 0 where the claim is that something occurs at all.
     """
 
     name: str
@@ -151,6 +157,7 @@ class Predicate:
     threshold: float
     seeds: int = LEAST
     other: float | None = None
+    agree: float = AGREEING
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class Judged:
         if not self._claimed(low, high):
             return "undecided"
         agreeing = sum(self._claimed(value, value) for value in self.effect.values if np.isfinite(value))
-        return "supported" if agreeing >= AGREEING * len(self.effect.values) else "mixed"
+        return "supported" if agreeing >= self.predicate.agree * len(self.effect.values) else "mixed"
 
     def _claimed(self, low: float, high: float) -> bool:
         """Whether all from low to high lies on the claimed side."""

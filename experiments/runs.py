@@ -154,6 +154,13 @@ def ending(row: Row) -> str:
     return row.get("outcome") or row["status"]
 
 
+def ended(row: Row | None, *names: str) -> float:
+    """1 if a run ended as one of these outcomes, 0 if otherwise; NaN of one that did not run, which tells nothing."""
+    if row is None or row["status"] not in ("done", "diverged"):
+        return np.nan
+    return float(ending(row) in names)
+
+
 def losses_of(row: Row) -> tuple[np.ndarray, np.ndarray]:
     """The logged steps of a run and their training losses, as far as it came."""
     found = [(point["step"], number(point, "loss")) for point in row.get("curve", ()) if "loss" in point]

@@ -1,10 +1,13 @@
 """Do the rails of experiments hold? Runs are chosen and lined up, predicates frozen, results kept and read back, on synthetic runs."""
 
+import io
 import json
+import warnings
 
 import numpy as np
 import pytest
 
+import synthetic_cells
 from experiments import experiment as files
 from experiments import frozen, results
 from experiments import run as command
@@ -16,6 +19,8 @@ from resjax.config.validate import validate
 from resjax.data import markov
 from resjax.errors import Refused
 
+FAILED = {"status": "failed", "outcome": None, **dict.fromkeys(("eval_loss", "first_loss", "token_cosine"))}
+FAILED |= {"error": "it did not run", "curve": [], "profiles": {}, "floors": None}
 TOY = '''
 """E90: is a larger rate better?"""
 import matplotlib
@@ -132,7 +137,8 @@ def test_a_run_that_failed_is_counted_as_such():
 def test_differences_in_ropes_and_shares():
     found = in_ropes([2.1, 2.1], [2.0, 2.0])
     assert found.values == pytest.approx((10.0, 10.0))
-    assert share([True, False, np.nan]).values == (1.0, 0.0, 0.0)
+    np.testing.assert_equal(share([True, False, np.nan]).values, (1.0, 0.0, np.nan))
+    assert share([1, np.nan]).interval == (share([1, 0]).interval.low, share([1, 1]).interval.high)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -261,3 +267,21 @@ def test_experiments_are_as_frozen_and_fit_their_grid(experiment):
         frozen.check(experiment)
     assert experiment.cells("cpu") or experiment.measures
     assert all(key[:1] == "C" and key[1:3].isdigit() for key in experiment.predicates)
+
+
+@pytest.mark.parametrize("experiment", [one for one in every() if one.cells()], ids=lambda one: one.name)
+@pytest.mark.parametrize("case", ["healthy", "lost", "failed"])
+def test_an_experiment_judges_and_draws_whatever_its_runs_did(experiment, case):
+    """All claims are told of; where nothing was trained, none is supported but by runs that are meant to be lost."""
+    ends = {"healthy": lambda fields: {}, "lost": synthetic_cells.lost, "failed": lambda fields: FAILED}
+    runs = synthetic_cells.cells(experiment, ends[case])
+    measured = {name: [] for name in experiment.measures}
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN here
+        settled = experiment.settle(runs, measured, "cpu")
+        figure = experiment.drawing(runs, measured)
+    assert {one.claim for one in settled} == set(experiment.claims)
+    assert all(one.told() for one in settled)
+    if case == "failed":
+        assert "supported" not in [one.verdict for one in settled]
+    figure.savefig(io.BytesIO(), format="svg")

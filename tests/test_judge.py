@@ -16,6 +16,7 @@ from experiments.judge import (
     holm,
     p_value,
     rope,
+    share,
     together,
     wilson,
 )
@@ -114,6 +115,20 @@ def test_a_seed_without_a_value_does_not_agree():
     assert judged([*strong[:3], np.nan, np.nan]).verdict == "mixed"
     assert "1 of 5 seeds without a value" in judged([*strong, np.nan]).sentence()
     assert judged([np.nan] * 5).verdict == "undecided"
+
+
+def test_what_occurs_at_all_needs_no_agreement():
+    """A claim that something occurs is supported by some of the runs, and refuted where it is in hardly any."""
+    occurs = Predicate("share of runs with it", "above", 0.0, other=0.05, agree=0.0)
+    assert Judged(occurs, share([1] + [0] * 9)).verdict == "supported"
+    assert Judged(occurs, share([0] * 100)).verdict == "refuted"
+    assert Judged(occurs, share([0] * 10)).verdict == "undecided"
+
+
+def test_four_seeds_of_five_are_enough_where_a_share_is_claimed():
+    trains = Predicate("share of seeds that train", "above", 0.3, other=0.45)
+    verdicts = [Judged(trains, share([1] * n + [0] * (5 - n))).verdict for n in range(6)]
+    assert verdicts == ["refuted", "undecided", "undecided", "undecided", "supported", "supported"]
 
 
 def test_equality_is_an_interval_within_the_rope():
