@@ -1,12 +1,12 @@
 """At which learning rates does an arm train, and what of that can be told? By seed, so that arms can be compared seed by seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.judge import Effect, Interval
-from experiments.runs import RATE, SEED, Row, Runs, losses_of, number
+from experiments.runs import RATE, SEED, Row, Runs, ended, losses_of, number, value_of
 from resjax.health.series import steps_to_target
 
 STEP = 10**0.5  # from one rate of the protocol's grids to the next, about
@@ -15,12 +15,17 @@ SMOOTHED = 2  # logged losses that a mean is taken of
 
 
 def highest(runs: Runs, seeds: Sequence[int]) -> list[float]:
-    """Of each seed the largest rate at which it was trained (M9 of one seed); where none was, a step below the lowest; NaN without runs."""
+    """Of each seed the largest rate at which it was trained (M9 of one seed); where none was, a step below the lowest.
+
+    NaN where none of its runs came to an end.
+    """
     found = []
     for seed in seeds:
-        parts = runs.where({SEED: seed}).split(RATE)
-        trained = [rate for rate, part in parts.items() if part.trained() == 1]
-        found.append(max(trained) if trained else min(parts) / STEP if parts else np.nan)
+        mine = runs.where({SEED: seed})
+        ends = {value_of(row, RATE): ended(row, "trained") for row in mine}
+        trained = [rate for rate, end in ends.items() if end == 1]
+        known = any(np.isfinite(end) for end in ends.values())
+        found.append(max(trained) if trained else min(ends) / STEP if known else np.nan)
     return found
 
 
@@ -38,9 +43,19 @@ def steps_above(runs: Runs, others: Runs, seeds: Sequence[int]) -> list[float]:
     return (places(runs) - places(others)).tolist()
 
 
+def by_seed(runs: Runs, of: Callable[[Row], float], seeds: Sequence[int]) -> list[float]:
+    """Of each seed the mean of a number over its runs; NaN where there is none, or one of them has none."""
+    return [float(np.mean([of(row) for row in runs.where({SEED: seed})] or [np.nan])) for seed in seeds]
+
+
+def spikes(row: Row, what: str = "episodes") -> float:
+    """What a line says of spikes; NaN of a run that did not run, whatever its line says."""
+    return number(row, f"spikes.{what}") if np.isfinite(ended(row)) else np.nan
+
+
 def mean_by_seed(runs: Runs, name: str, seeds: Sequence[int]) -> list[float]:
-    """Of each seed the mean of a number over its runs; NaN where one of them has none."""
-    return [float(np.mean([number(row, name) for row in runs.where({SEED: seed})] or [np.nan])) for seed in seeds]
+    """Of each seed the mean of a number of its runs' lines; ``name`` as for :meth:`Runs.values`."""
+    return by_seed(runs, lambda row: number(row, name), seeds)
 
 
 def open_above(runs: Runs) -> bool:

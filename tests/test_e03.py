@@ -5,8 +5,8 @@ import pytest
 
 from experiments import exact_null
 from experiments.experiment import named
-from experiments.rates import highest, lost, reached, steps_above, unsigned
 from experiments.judge import effect
+from experiments.rates import highest, lost, reached, steps_above, unsigned
 from experiments.runs import Runs
 
 E03 = named("E03")
@@ -39,10 +39,13 @@ def run(fields, loss, outcome="trained", speed=1.0, depth_used=8.0, spikes=0.0):
 def usual(fields):
     """Scale 1 and 0.3 end alike, 0.03 too high and shallow; Post-LN at 1e-2 is lost at scale 1 only; all between is near on."""
     scale, rate, name = fields.get("residual.scale"), fields["optimizer.lr"], fields["residual.name"]
+    share = {"MOVED_25": 0.25, "MOVED_50": 0.5, "MOVED_75": 0.75}.get(name.partition(":")[2])
+    if share is not None:
+        return run(fields, 2.0 + 0.4 * share * (1 - share))  # both ends are better
     off = 0.02 * abs(np.log10(rate / 1e-2))
     if scale == 0.0 and "residual.scale_kind" not in fields:
         return run(fields, 2.33, "bigram")
-    if name == "post_ln" and rate == 1e-2 and scale == 1.0:
+    if name == "post_ln" and rate >= 3e-2 and scale == 1.0:
         return run(fields, 2.845, "collapsed", spikes=0.5)
     if scale == 0.03:
         return run(fields, 2.2, depth_used=3.0)
@@ -69,7 +72,7 @@ def test_the_grid_has_five_seeds_everywhere_and_the_words_of_what_was_cut():
     for cell in cells:
         groups.setdefault(str({k: v for k, v in cell.items() if k != "seed"}), []).append(cell["seed"])
     assert all(seeds == [0, 1, 2, 3, 4] for seeds in groups.values())
-    assert len(cells) == 190 and len(E03.cut) >= 4
+    assert len(cells) == 195 and len(E03.cut) >= 4
     assert len(E03.cells("accelerator")) > 1000
 
 
@@ -91,7 +94,7 @@ def test_the_opposite_is_refuted():
             share = {"MOVED_25": 0.25, "MOVED_50": 0.5, "MOVED_75": 0.75}.get(fields["residual.name"].partition(":")[2])
             return run(fields, 2.0 + 0.3 * share if share else 2.5)
         if fields["residual.name"] == "post_ln":
-            return run(fields, 2.3, "collapsed" if rate == 1e-2 else "trained")
+            return run(fields, 2.3, "collapsed" if rate >= 3e-2 else "trained")
         return run(fields, 2.0 if scale is None else 2.5 - 0.5 * scale)  # a straight line; speed is the same
 
     found = verdicts(settled(other))
@@ -120,7 +123,8 @@ def test_no_untrained_run_leaves_the_rescue_undecided():
 
 def test_the_rescue_is_compared_with_a_cut_of_the_rate():
     (found,) = [one for (claim, _, _), one in settled().items() if claim == "C51"]
-    assert "equivalent to a cut of the rate" in found.told() and found.judged[0].effect.mean == 1.0
+    assert "rescues 1.00 and the rate divided alike 0.75: no equivalent" in found.told()
+    assert found.judged[0].effect.mean == 1.0
 
 
 def test_a_best_rate_at_the_edge_leaves_a_small_scale_undecided():
