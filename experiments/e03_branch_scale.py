@@ -371,10 +371,14 @@ def figure(runs: Runs, measured: Measured) -> Any:
         for name, fields in NORMS.items():
             axis, scales = next(axes), plain(there.where(fields)).split("residual.scale")
             axis.set_xscale("symlog", linthresh=0.01, linscale=0.4)
+            axis.set_xticks([0, *BETWEEN, 1], ["0", *map(str, BETWEEN), "1"])
             everywhere = set.intersection(*(set(part.split(RATE)) for part in scales.values())) if scales else {SHARED}
             shared = min(everywhere, default=SHARED)
+            axis.set_title(f"{axis.get_title()}, rate {shared:g}", fontsize=10)
             found = {
-                f"shared rate, {shared:g}": {scale: part.where({RATE: shared}) for scale, part in scales.items()},
+                "the same rate at all scales (see titles)": {
+                    scale: part.where({RATE: shared}) for scale, part in scales.items()
+                },
                 "best rate of each scale": {scale: part.best().runs for scale, part in scales.items()},
             }
             if name == "Pre-LN":

@@ -38,6 +38,7 @@ class Panels:
             axis.grid(color="#e4e4e4")
             axis.set_axisbelow(True)
         self.handles: dict[str, Line2D] = {}
+        self.columns = columns
 
     def dots(self, axis: Axes, found: Mapping[float, Sequence[float]], place: int, label: str) -> None:
         """Values by seed over x; those that are not finite stand as crosses at the panel's upper end."""
@@ -71,7 +72,8 @@ class Panels:
     def finish(self, heading: str, x: str, y: str) -> Figure:
         """With words: heading, axes, legend."""
         self.figure.suptitle(heading, fontsize=12)
-        self.figure.supxlabel(x, fontsize=10)
+        for axis in self.axes[-self.columns :]:
+            axis.set_xlabel(x)
         self.figure.supylabel(y, fontsize=10)
         self.figure.legend(
             handles=list(self.handles.values()), loc="outside lower center", ncols=3, fontsize=8, frameon=False
