@@ -138,9 +138,9 @@ def test_a_best_rate_at_the_edge_leaves_a_small_scale_undecided():
 def test_the_panel_shows_every_seed():
     drawn = E03.drawing(Runs(map(usual, E03.cells("cpu"))), MEASURED)
     assert [axis.get_title() for axis in drawn.axes] == [
-        "Pre-LN, 12 blocks",
-        "Post-LN, 12 blocks",
-        "no norm, 12 blocks",
+        "Pre-LN, 12 blocks, rate 0.003",
+        "Post-LN, 12 blocks, rate 0.03",
+        "no norm, 12 blocks, rate 0.03",
     ]
     dots = [line for line in drawn.axes[0].lines if line.get_linestyle() == "None"]
     assert len(dots) == 5 + 5 + 2 and all(len(line.get_xdata()) == 5 for line in dots)
