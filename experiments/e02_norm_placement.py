@@ -1,6 +1,7 @@
 """E02: how far does it depend on where the norms stand whether, how fast and how smoothly a stack trains?"""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,8 +150,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     for width, of_size in sizes.items():
         of = f"width {width}" if len(sizes) > 1 else ""
         for found in _of_size(of_size, main=width == min(sizes)):
-            settings = ", ".join(filter(None, (of, found.settings)))
-            yield Finding(found.claim, found.effects, settings, found.cut, found.notes)
+            yield replace(found, settings=", ".join(filter(None, (of, found.settings))))
 
 
 def _of_size(runs: Runs, main: bool) -> Iterator[Finding]:
@@ -232,8 +232,7 @@ def _ratio(pre: Runs, post: Runs) -> tuple[Effect, str]:
 
 
 def _fall(arm: Mapping[Any, Runs]) -> Effect:
-    few, many = arm[min(arm)], arm[max(arm)]
-    return effect(steps_above(few, many, few.seeds))
+    return effect(steps_above(arm[min(arm)], arm[max(arm)], SEEDS))
 
 
 def _gap(pre: Mapping[Any, Runs], post: Mapping[Any, Runs]) -> Effect:
@@ -263,8 +262,7 @@ def _smooth(arms: Mapping[str, Mapping[Any, Runs]], settings: str) -> Iterator[F
         top = part.highest_rate()
         failed = Runs(row for row in part if value_of(row, RATE) > top and ended(row, "trained") == 0)
         loud = effect(by_seed(failed, _loud, part.seeds))
-        ends = ", ".join(f"{count} {name}" for name, count in sorted(failed.outcomes().items()))
-        notes = (f"{len(failed)} runs failed above {top:g}: {ends}",) if len(failed) else ()
+        notes = (f"{len(failed)} runs failed above {top:g}: {_ends(failed)}",) if len(failed) else ()
         yield Finding("C41/spikes", (loud,), settings, "" if len(failed) else "no Post-LN run failed", notes)
 
 
@@ -392,17 +390,11 @@ def _spiking(runs: Runs) -> Finding:
 def figure(runs: Runs, measured: Measured) -> Any:
     """Panel 3: outcomes over rate and depth, by place of the norm and gain, with lines of equal token cosine before the first step."""
     plain = _plain(runs.where({"model.width": min(runs.split("model.width"))}))
-    names = {name: place for place, name in PLACES.items()}
 
     def panel(row: Row) -> str:
+        names = {name: place for place, name in PLACES.items()}
         return f"{names.get(value_of(row, NAME), value_of(row, NAME))}, gain {value_of(row, GAIN):g}"
 
-    return phase(
-        _ordered(plain), panel, contour=at_first_step("token_cosine"), contoured="token cosine after the last block at the start",
-        heading="Outcomes by learning rate and depth",
-    )  # fmt: skip
-
-
-def _ordered(runs: Runs) -> Iterable[Row]:
-    """By gain, then place: a column each."""
-    return sorted(runs, key=lambda row: (value_of(row, GAIN), value_of(row, NAME)))
+    ordered = sorted(plain, key=lambda row: (value_of(row, GAIN), value_of(row, NAME)))
+    what = "token cosine after the last block at the start"
+    return phase(ordered, panel, contour=at_first_step("token_cosine"), contoured=what)

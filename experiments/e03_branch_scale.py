@@ -1,6 +1,7 @@
 """E03: what does the scale of the branches do that a learning rate does not, and does on or off tell what lies between?"""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ RESCUERS = (0.5, 0.3, 0.1)
 RATES, SHARED = (3e-3, 1e-2, 3e-2), 3e-3
 HIGH = (3e-2, 1e-1)  # at which stacks without Pre-LN may need rescue
 DEEP = 48  # blocks from which C49 speaks of a deep model
-SHALLOW = "the claim is of 48 blocks and more, and the grid at cpu scale stops at 12; the accelerator grid would tell"
+SHALLOW = "the claim is of 48 blocks and more, which the accelerator grid has"
 FLOOR = -1.0  # of R^2: how far below 0 says nothing more
 
 PREDICATES = {
@@ -83,7 +84,7 @@ VARIANTS = ("accelerator",)
 
 def get_config(variant: str | None = None) -> Any:
     config = sized("acc-S" if variant else "cpu-S")
-    config.train.log_every = config.train.steps // 60
+    config.train.log_every, config.health.groups = config.train.steps // 60, ("forward",)
     return config
 
 
@@ -152,9 +153,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
         for depth, part in of_size.split("model.depth").items():
             where = f"{depth} blocks" + (f", width {width}" if len(runs.split("model.width")) > 1 else "")
             for found in _at(part, depth):
-                yield Finding(
-                    found.claim, found.effects, ", ".join(filter(None, (where, found.settings))), found.cut, found.notes
-                )
+                yield replace(found, settings=", ".join(filter(None, (where, found.settings))))
 
 
 def _at(runs: Runs, depth: int) -> Iterator[Finding]:
@@ -234,7 +233,7 @@ def _rescued(scaled: Mapping[str, Runs]) -> Finding:
     hits: dict[int, list[float]] = {seed: [] for part in scaled.values() for seed in part.seeds}
     both: list[tuple[float, float]] = []  # by scale, by rate, where both were tried
     for part in scaled.values():
-        ends = {(scale_of(row), _rate(row), row["fields"][SEED]): ended(row, "trained") for row in part}
+        ends = {(scale_of(row), row["fields"][RATE], row["fields"][SEED]): ended(row, "trained") for row in part}
         for (scale, rate, seed), trained in ends.items():
             if scale != 1.0 or trained != 0:
                 continue
@@ -348,10 +347,6 @@ def _at_shared(part: Runs, one: Runs) -> tuple[str, ...]:
         return ()
     found = in_ropes(mine.losses(theirs.seeds), theirs.losses())
     return (f"at the shared rate {SHARED:g} the loss differs by {found.mean:.3g} ROPEs",)
-
-
-def _rate(row: Mapping[str, Any]) -> float:
-    return row["fields"][RATE]
 
 
 def _listed(values: Any) -> str:
