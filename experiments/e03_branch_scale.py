@@ -358,8 +358,9 @@ def _listed(values: Any) -> str:
 
 def figure(runs: Runs, measured: Measured) -> Any:
     """Panel 5: the loss at the end over the scale, in three conventions; matched, it is one level."""
-    shown = [depth for depth in runs.split("model.depth")]
-    panels = Panels([f"{name}, {depth} blocks" for depth in shown for name in NORMS], columns=len(NORMS))
+    starts = [start for row in runs if np.isfinite(start := number(row, "first_loss"))]
+    shown, start = list(runs.split("model.depth")), max(starts, default=np.inf)
+    panels = Panels([f"{name}, {depth} blocks" for depth in shown for name in NORMS], len(NORMS), top=start)
     axes = iter(panels.axes)
     for depth in shown:
         there = runs.where({"model.depth": depth, "model.width": min(runs.split("model.width"))})

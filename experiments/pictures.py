@@ -24,9 +24,12 @@ class Panels:
     Args:
       titles: of the panels.
       columns: panels side by side.
+      top: largest value that is drawn at its place.
     """
 
-    def __init__(self, titles: Sequence[str], columns: int, size: tuple[float, float] = (3.6, 3.0)):
+    def __init__(
+        self, titles: Sequence[str], columns: int, size: tuple[float, float] = (3.6, 3.0), top: float = np.inf
+    ):
         rows = -(-len(titles) // columns)
         self.figure = Figure(figsize=(size[0] * columns + 0.6, size[1] * rows + 1.3), layout="constrained")
         grid = self.figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -38,12 +41,12 @@ class Panels:
             axis.grid(color="#e4e4e4")
             axis.set_axisbelow(True)
         self.handles: dict[str, Line2D] = {}
-        self.columns = columns
+        self.columns, self.top = columns, top
 
     def dots(self, axis: Axes, found: Mapping[float, Sequence[float]], place: int, label: str) -> None:
-        """Values by seed over x; those that are not finite stand as crosses at the panel's upper end."""
+        """Values by seed over x; those that are not finite or too large are counted at the panel's upper end."""
         look: dict[str, Any] = {"color": HUES[place % len(HUES)], "marker": MARKERS[place % len(MARKERS)]}
-        xs = sorted(found)
+        xs, found = sorted(found), {x: [one if one <= self.top else np.nan for one in row] for x, row in found.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a value of lost runs only has no median
             medians = [np.nanmedian(np.where(np.isfinite(found[x]), found[x], np.nan)) for x in xs]
@@ -57,7 +60,9 @@ class Panels:
                     x, 0.98 - 0.06 * place, f"{gone}×", color=look["color"], transform=axis.get_xaxis_transform(),
                     ha="center", va="top", fontsize=9,
                 )  # fmt: skip
-                self.handles["lost"] = Line2D([], [], linestyle="", label="n×: so many seeds have no finite loss")
+                self.handles["lost"] = Line2D(
+                    [], [], linestyle="", label="n×: so many seeds have no loss, or one above their start"
+                )
         self.handles.setdefault(label, Line2D([], [], label=label, markersize=5, **look))
 
     def floors(self, runs: Runs) -> None:

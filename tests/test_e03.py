@@ -146,6 +146,17 @@ def test_the_panel_shows_every_seed():
     assert len(dots) == 5 + 5 + 2 and all(len(line.get_xdata()) == 5 for line in dots)
 
 
+def test_what_is_above_the_start_is_counted_and_does_not_squeeze_the_panel():
+    def exploded(fields):
+        gone = fields.get("model.norm") == "none" and fields["optimizer.lr"] == 1e-1
+        return usual(fields) | ({"eval_loss": 400.0, "outcome": "diverged"} if gone else {})
+
+    drawn = E03.drawing(Runs(map(exploded, E03.cells("cpu"))), MEASURED)
+    assert drawn.axes[2].get_ylim()[1] < 4
+    drawn = E03.drawing(Runs({**usual(row), "eval_loss": None} for row in E03.cells("cpu")), MEASURED)
+    assert "5×" in [text.get_text() for text in drawn.axes[2].texts]
+
+
 # ------------------------------------------------------------------ numbers by seed
 
 
