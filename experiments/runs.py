@@ -113,7 +113,8 @@ class Runs(Sequence[Row]):
             mine = self.where({SEED: seed})
             starts = [number(row, "first_loss") for row in mine]
             losses = [number(row, LOSS) for row in mine]
-            found.append(learning_rate_sensitivity(losses, float(np.nanmean(starts))) if len(mine) else np.nan)
+            known = [start for start in starts if np.isfinite(start)]
+            found.append(learning_rate_sensitivity(losses, float(np.mean(known))) if known else np.nan)
         return found
 
 
