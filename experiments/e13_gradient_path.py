@@ -24,7 +24,7 @@ from resjax.residual import Context
 from resjax.train.numbers import with_numbers
 
 QUESTION = "How much of the gradient comes down the skips at the start, and does it keep its size on the way?"
-DEPTHS, DEEP, SMOKE_DEPTHS = (4, 8, 16, 32, 64), 32, (2, 4)
+DEPTHS, DEEP, SMOKE_DEPTHS = (4, 8, 16, 32, 64), 32, (4, 32)
 WIDTH = {"model.width": 64, "model.heads": 4, "data.length": 32}
 UNIT, HALF, DOUBLE = "gain 1", "gain 0.55, out_scale 1/sqrt(2L)", "gain 2"
 GAINS = {

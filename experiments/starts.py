@@ -82,8 +82,10 @@ def values(rows: Iterable[Mapping[str, Any]], name: str, **fields: Any) -> np.nd
 
 
 def table(rows: Iterable[Mapping[str, Any]], name: str, along: str, at: Sequence[Any], **fields: Any) -> np.ndarray:
-    """(seeds, len(at)): a value at several settings of the field ``along``, of the same seeds."""
-    return np.stack([values(rows, name, **{along: one}, **fields) for one in at], axis=1)
+    """(seeds, len(at)): a value at several settings of the field ``along``, of the same seeds; NaN where there is none."""
+    found = {(row["seed"], row[along]): number(row, name) for row in of(rows, **fields)}
+    seeds = sorted({seed for seed, _ in found})
+    return np.array([[found.get((seed, one), np.nan) for one in at] for seed in seeds]).reshape(len(seeds), len(at))
 
 
 def profiles(rows: Iterable[Mapping[str, Any]], name: str, **fields: Any) -> np.ndarray:
