@@ -231,7 +231,8 @@ def of_first_loss(rows: Rows) -> Iterator[Finding]:
                 )
             if lost := int((~np.isfinite(excess)).any(axis=1).sum()):
                 notes.append(f"{lost} of {len(excess)} seeds have a loss that is not finite at some depth")
-            effects = effect(high - low), effect(low), effect(at[FEW] / at[MANY])
+            with np.errstate(all="ignore"):
+                effects = effect(high - low), effect(low), effect(at[FEW] / at[MANY])
             yield Finding("C67", effects, f"{norms}, {kind} {SMALL[kind]} to {LARGE[kind]}", notes=tuple(notes))
 
 

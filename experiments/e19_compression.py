@@ -316,7 +316,7 @@ def figure(runs: Runs, measured: Measured) -> Figure:
         middle.plot(layers, found.T, ".", color=f"C{i}", alpha=0.4, markersize=3)
         middle.plot(layers, theory, color=f"C{i}", label=f"{name} ({source})")
     draw_mixers(right, measured["mixers"])
-    inset = left.inset_axes((0.58, 0.2, 0.38, 0.38))
+    inset = right.inset_axes((0.42, 0.5, 0.5, 0.33))
     lefts = starts.profiles(measured["cubes"], "left")
     inset.semilogy(
         np.arange(1, lefts.shape[1] + 1), lefts.T, ".-", color="black", alpha=0.4, linewidth=0.6, markersize=3
@@ -328,7 +328,7 @@ def figure(runs: Runs, measured: Measured) -> Figure:
     right.set(xlabel="blocks", title="Without skips, another mixer")
     for axis in (left, middle, right):
         axis.set(ylabel="token cosine", ylim=(-0.1, 1.05))
-        axis.legend(frameon=False, fontsize=6, loc="lower right" if axis is not left else "center left")
+        axis.legend(frameon=False, fontsize=6, loc="center" if axis is left else "lower right")
         axis.title.set_size(10)
     trained = [number(last_look(row), "rank_ratio") for row in runs]
     if trained:
