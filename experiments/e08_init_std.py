@@ -43,8 +43,9 @@ RUNAWAY = ("diverged", "nonfinite")
 UPDATES = (
     Predicate("relative change of the weights over steps 2 to 10, large start over small", "above", 3.0),
     Predicate("change of the logits by one step after the first, large start over small", "above", 3.0),
-    Predicate("share of runs from the large start that end no better than the bigram's loss", "above", 0.5),
 )
+ZONE = (Predicate("share of runs from the large start that end no better than the bigram's loss", "above", 0.5),)
+OPTIMIZERS = {"Adam": ("adamw", RATES[1]), "SGD": ("sgd", SGD_RATE)}
 PREDICATES = {
     "C67": (
         Predicate(
@@ -53,8 +54,8 @@ PREDICATES = {
         Predicate("excess initial loss of the large start over the small one at 4 and 8 blocks, nats", "below", 0.05),
         Predicate("excess at 4 blocks as a share of that at 24", "below", 0.5),
     ),
-    "C68/Adam": UPDATES,
-    "C68/SGD": UPDATES,
+    **{f"C68/first updates, {name}": UPDATES for name in OPTIMIZERS},
+    **{f"C68/dead zone, {name}": ZONE for name in OPTIMIZERS},
     "C65/variances grow": (
         Predicate("fit of a straight line to Pre-LN's mean square by block, R^2", "above", 0.98),
         Predicate("fit of an exponential to the mean square without norms by block, R^2", "above", 0.98),
@@ -194,7 +195,8 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     for sizes in (SMALL, LARGE):
         part = bare.where({"init.gain": sizes["gain"]})
         where = f"gain {sizes['gain']}, rate {RATES[0]:g}"
-        yield Finding("C65/runs away", (share([ending(row) in RUNAWAY for row in part]),), where, notes=(ends(part),))
+        away = share([ending(row) in RUNAWAY for row in part])
+        yield Finding("C65/runs away", (away,), where, unfinished(part), notes=(ends(part),))
     grown = [
         at("last", "Pre-LN", out=out, depth=DEEP[-1]) / at("last", "Pre-LN", out=out, depth=FEW)
         for out in (SCALED, ONE)
@@ -246,7 +248,7 @@ def first_loss(kind: str, size: float) -> float:
 
 def of_first_steps(runs: Runs) -> Iterator[Finding]:
     """C68: for each optimizer and each meaning of 0.02 and 0.2, at 24 blocks."""
-    for name, optimizer, rate in (("Adam", "adamw", RATES[1]), ("SGD", "sgd", SGD_RATE)):
+    for name, (optimizer, rate) in OPTIMIZERS.items():
         for kind in SMALL:
             fields = {"residual.name": "pre_ln", "model.norm": "layernorm", "model.depth": MANY, "init.kind": kind}
             fields |= {"optimizer.name": optimizer, "init.out_scale": 1.0}
@@ -256,10 +258,16 @@ def of_first_steps(runs: Runs) -> Iterator[Finding]:
                     np.divide(*(looked(part.where({"optimizer.lr": rate}), step, what) for part in (large, small)))
                     for step, what in ((10, "moved"), (1, "change"))
                 ]
-            dead = share([ending(row) in DEAD for row in large])
+            where = f"24 blocks, {kind} {SMALL[kind]} to {LARGE[kind]}"
+            yield Finding(f"C68/first updates, {name}", tuple(map(effect, ratios)), f"{where}, rate {rate:g}")
+            dead, too = (share([ending(row) in DEAD for row in part]) for part in (large, small))
+            cut = (
+                "from the small start most runs are no better after these steps"
+                if too.mean > 0.5
+                else unfinished(large)
+            )
             notes = (f"from the large start: {ends(large)}", f"from the small start: {ends(small)}")
-            effects = effect(ratios[0]), effect(ratios[1]), dead
-            yield Finding(f"C68/{name}", effects, f"24 blocks, {kind} {SMALL[kind]} to {LARGE[kind]}", notes=notes)
+            yield Finding(f"C68/dead zone, {name}", (dead,), where, cut, notes)
 
 
 def looked(runs: Runs, step: int, what: str) -> np.ndarray:
@@ -270,6 +278,12 @@ def looked(runs: Runs, step: int, what: str) -> np.ndarray:
 def ends(runs: Runs) -> str:
     """How many runs ended how."""
     return ", ".join(f"{count} {name}" for name, count in sorted(runs.outcomes().items())) or "no runs"
+
+
+def unfinished(runs: Runs) -> str:
+    """A sentence where cells failed to run, so that a share of them tells nothing."""
+    count = sum(ending(row) in ("failed", "killed") for row in runs)
+    return f"{count} of {len(runs)} cells failed to run" if count else ""
 
 
 def doublings(runs: Runs) -> np.ndarray:

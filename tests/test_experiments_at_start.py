@@ -358,6 +358,13 @@ def test_the_best_std_at_the_edge_of_the_grid_at_both_depths_tells_nothing():
     assert found.verdict == "undecided" and "edge of the grid" in found.judged[0].cut
 
 
+def test_a_dead_zone_of_both_starts_tells_nothing():
+    runs = [one | {"outcome": "partial"} for one in trained()]
+    found = told("E08", start_rows(), runs)
+    assert {one.verdict for one in found["C68/dead zone, SGD"]} == {"undecided"}
+    assert {one.verdict for one in found["C68/first updates, SGD"]} == {"refuted"}
+
+
 def test_losses_that_are_not_finite_are_told_and_drawn():
     rows = start_rows(lambda depth: 0.0 if depth <= 8 else 1.0, lost=(0, 1))
     found = told("E08", rows, trained())["C67"]
@@ -375,7 +382,9 @@ def test_runs_that_failed_are_counted():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found = told("E08", start_rows(), runs)
-    assert found["C68/Adam"][0].verdict != "supported" and "10 failed" in found["C68/Adam"][0].notes[0]
+    assert found["C68/first updates, Adam"][0].verdict == "undecided"
+    for claim in ("C68/dead zone, Adam", "C65/runs away"):
+        assert found[claim][0].verdict == "undecided" and "cells failed" in found[claim][0].judged[0].cut
     assert found["C66/benefit"][0].verdict == "undecided"
 
 

@@ -75,8 +75,8 @@ def measured_at(
             found.append(jax.device_get(run(params, numbers["seed"], batch)))
             del params
         together = {name: np.stack([row[name] for row in found]) for name in found[0]}
-        parts = ({name: together[name] for name in names} for names in (SITE, ENDS))
-        made.append(Measured(*parts, compile_seconds, time.monotonic() - began))
+        sites, ends = ({name: together[name] for name in names} for names in (SITE, ENDS))
+        made.append(Measured(sites, ends, compile_seconds, time.monotonic() - began))
     return made
 
 
