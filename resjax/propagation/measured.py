@@ -4,7 +4,7 @@ Nothing is trained: step 0, in training (dropout and stochastic depth draw), the
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,22 +50,34 @@ class Measured:
 
 def measured(case: Case, tokens: Iterable[np.ndarray] | None = None) -> Measured:
     """Compile and run ``case`` under each of its seeds, on ``tokens``, a batch (batch, length + 1) a seed; None = random ones."""
+    return measured_at(case, [{}], tokens)[0]
+
+
+def measured_at(
+    case: Case, settings: Sequence[Mapping[str, float]], tokens: Iterable[np.ndarray] | None = None
+) -> list[Measured]:
+    """The same under each of several settings of the numbers ``init.*``, all by one program; each has the weights of the others but for
+    their size, and the same tokens.
+
+    Args:
+      settings: values by field, the same fields in each.
+    """
     began = time.monotonic()
-    draw, run = _programs(case)
-    compiled = time.monotonic()
-    found = []
-    for seed, batch in zip(case.seeds, batches(case) if tokens is None else tokens, strict=True):
-        number = np.uint32(seed)
-        params = draw(number, batch)
-        found.append(jax.device_get(run(params, number, batch)))
-        del params
-    together = {name: np.stack([row[name] for row in found]) for name in found[0]}
-    return Measured(
-        {name: together[name] for name in SITE},
-        {name: together[name] for name in ENDS},
-        compiled - began,
-        time.monotonic() - compiled,
-    )
+    draw, run = _programs(case, tuple(settings[0]))
+    compile_seconds = time.monotonic() - began
+    seen = list(batches(case) if tokens is None else tokens)
+    made = []
+    for setting in settings:
+        began, found = time.monotonic(), []
+        for seed, batch in zip(case.seeds, seen, strict=True):
+            numbers = {"seed": np.uint32(seed)} | {name: np.float32(value) for name, value in setting.items()}
+            params = draw(numbers, batch)
+            found.append(jax.device_get(run(params, numbers["seed"], batch)))
+            del params
+        together = {name: np.stack([row[name] for row in found]) for name in found[0]}
+        sites, ends = ({name: together[name] for name in names} for names in (SITE, ENDS))
+        made.append(Measured(sites, ends, compile_seconds, time.monotonic() - began))
+    return made
 
 
 def batches(case: Case) -> Iterator[np.ndarray]:
@@ -75,13 +87,13 @@ def batches(case: Case) -> Iterator[np.ndarray]:
         yield draws.integers(0, case.parts.vocab, (case.batch, case.length + 1)).astype(np.int32)
 
 
-def _programs(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(seed, batch) -> weights, and (weights, seed, batch) -> numbers; compiled, the seed a value."""
+def _programs(case: Case, names: tuple[str, ...] = ()) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(numbers, batch) -> weights, and (weights, seed, batch) -> numbers; compiled. ``numbers`` are the seed and those of ``names``."""
     parts = case.parts
 
-    def draw(seed: jax.Array, batch: jax.Array) -> Any:
+    def draw(numbers: dict[str, jax.Array], batch: jax.Array) -> Any:
         tokens = batch[:, :-1] if parts.scheme.calibrate else None
-        return with_numbers(parts, {"seed": seed}).start(tokens).params
+        return with_numbers(parts, numbers).start(tokens).params
 
     def run(params: Any, seed: jax.Array, batch: jax.Array) -> dict[str, jax.Array]:
         model = nnx.merge(parts.graphdef, params)
@@ -112,8 +124,9 @@ def _programs(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
         }
 
     seed, batch = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((case.batch, case.length + 1), jnp.int32)
+    numbers = {"seed": seed} | {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
     params = parts.abstract.params
-    drawn = jax.jit(draw, compiler_options=quick_start(params)).lower(seed, batch).compile()
+    drawn = jax.jit(draw, compiler_options=quick_start(params)).lower(numbers, batch).compile()
     return drawn, jax.jit(run).lower(params, seed, batch).compile()
 
 
