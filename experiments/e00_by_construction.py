@@ -42,7 +42,7 @@ PREDICATES = {
     ),
     "C70/float16": (Predicate("share of an update of 0.1 that arrives in a stream of about 100", "below", 0.5),),
     "C70/bfloat16": (Predicate("share of an update of 0.1 that arrives in a stream of about 100", "below", 0.5),),
-    "C73/divided back at inference": (
+    "C73/divided by ten at inference": (
         Predicate("relative change of the logits when a branch trained at 10 is evaluated at 1", "below", 0.1),
     ),
 }
@@ -222,7 +222,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
         yield found(f"C70/{name}", measured["adds"], "share", format=name, notes=notes)
     both = np.nanmax(values(measured["scaled"], "embedding_too"))
     notes = (f"with embeddings times 10 too the network is the one without either, to {both:.1g}",)
-    yield found("C73/divided back at inference", measured["scaled"], "evaluated_at_1", notes=notes)
+    yield found("C73/divided by ten at inference", measured["scaled"], "evaluated_at_1", notes=notes)
 
 
 def figure(runs: Runs, measured: Measured) -> Figure:

@@ -63,7 +63,7 @@ PREDICATES = {
         Predicate("orders of magnitude that the gradient changes a block on its way down", "above", 0.01),
         Predicate("share of that change that is exponential in the depth, R^2", "above", 0.98),
     ),
-    "C13/exploding or vanishing gradients": (
+    "C13/explosion or vanishing": (
         Predicate("orders of magnitude that the gradient spans in 32 blocks without norms and skips", "above", 4.0),
     ),
 }
@@ -176,7 +176,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     most = np.nanmax(at("span", "Pre-LN", UNIT))
     notes = (f"under Pre-LN it spans {most:.2g} orders of magnitude at most", *lost(rows, (arm,), gain))
     yield Finding(
-        "C13/exploding or vanishing gradients", (effect(at("span", arm, gain)),), f"{arm}, {gain}", notes=notes
+        "C13/explosion or vanishing", (effect(at("span", arm, gain)),), f"{arm}, {gain}", notes=notes
     )
 
 
