@@ -30,6 +30,7 @@ DEPTHS, SHALLOW, DEEP, SMOKE_DEPTHS = (4, 8, 16, 24, 48), (4, 8), (24, 48), (4, 
 FEW, MANY = 4, 24  # blocks of trained networks
 SMALL, LARGE = {"std": 0.02, "gain": 0.554}, {"std": 0.2, "gain": 5.54}
 STDS = (0.02, 0.05, 0.1, 0.2)
+MIDDLE = {"std": 0.1, "gain": 0.554}  # at which a stream of width 64 grows enough to tell how
 NORMS: dict[str, dict[str, Any]] = {
     "Pre-LN": {"residual.name": "pre_ln"},
     "Post-LN": {"residual.name": "post_ln"},
@@ -185,8 +186,11 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
         return starts.values(rows, name, norms=norms, kind=kind, out=out, depth=depth, size=sizes[kind])
 
     for kind in SMALL:
-        lines = effect(at("line", "Pre-LN", kind)), effect(at("exponential", "no norms", kind))
-        yield Finding("C65/variances grow", lines, f"{kind} {SMALL[kind]}, 24 blocks at the start")
+        lines = [
+            effect(at(name, norms, kind, sizes=MIDDLE))
+            for name, norms in (("line", "Pre-LN"), ("exponential", "no norms"))
+        ]
+        yield Finding("C65/variances grow", tuple(lines), f"{kind} {MIDDLE[kind]}, 24 blocks at the start")
         updates = at("ratio", "Pre-LN", kind, sizes=LARGE)
         small = np.nanmean(at("ratio", "Pre-LN", kind))
         notes = (f"at {kind} {SMALL[kind]} it is {small:.3g}",)
@@ -209,9 +213,8 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     ]
     after = effect(np.subtract(*trained))
     for kind in SMALL:
-        yield Finding(
-            "C11", (effect(at("doublings", "no norms", kind)), after), f"start {kind} {SMALL[kind]}, trained gain 0.554"
-        )
+        start = effect(at("doublings", "no norms", kind, sizes=MIDDLE))
+        yield Finding("C11", (start, after), f"start {kind} {MIDDLE[kind]}, trained gain 0.554")
 
 
 def of_first_loss(rows: Rows) -> Iterator[Finding]:

@@ -292,7 +292,7 @@ def start_rows(excess=lambda depth: 0.0, line=0.99, growth=1.0, lost=()):
     rows = []
     for norms in e08.NORMS:
         for kind in e08.SMALL:
-            for size in (e08.SMALL[kind], e08.LARGE[kind]):
+            for size in sorted({e08.SMALL[kind], e08.MIDDLE[kind], e08.LARGE[kind]}):
                 for out in (e08.ONE, e08.SCALED):
                     for depth in e08.DEPTHS:
                         for seed in SEEDS:
