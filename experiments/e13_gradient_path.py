@@ -175,9 +175,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     arm, gain = PLAIN[0]
     most = np.nanmax(at("span", "Pre-LN", UNIT))
     notes = (f"under Pre-LN it spans {most:.2g} orders of magnitude at most", *lost(rows, (arm,), gain))
-    yield Finding(
-        "C13/explosion or vanishing", (effect(at("span", arm, gain)),), f"{arm}, {gain}", notes=notes
-    )
+    yield Finding("C13/explosion or vanishing", (effect(at("span", arm, gain)),), f"{arm}, {gain}", notes=notes)
 
 
 def depths_of(rows: Rows) -> list[int]:

@@ -264,7 +264,7 @@ def judge(runs: Runs, measured: Measured) -> Iterator[Finding]:
     rows, trained = measured["attentions"], notes_of_trained(runs)
     for logits in LOGITS:
         found = {name: starts.values(rows, name, logits=logits) for name in ("rank_ratio", "over_bound", "from_inputs")}
-        where, near = f"logits of SD {logits:g}", np.nanmax(starts.values(rows, "from_values", logits=logits))
+        where, near = f"logits of SD {logits:g}", max(starts.values(rows, "from_values", logits=logits), default=np.nan)
         yield Finding("C23", (effect(found["rank_ratio"]),), where, notes=trained if logits == 1.0 else ())
         yield Finding("C28/averages contract", (effect(found["over_bound"]),), where, construction=True)
         notes = (f"the means of values, before the output matrix, are {near:.1g} from the hull of the values at most",)
