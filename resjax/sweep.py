@@ -3,26 +3,42 @@
 python -m resjax.sweep --config=FILE[:variant] [--grid FIELD=a,b ...] [--workdir=DIR] [--config.FIELD=VALUE ...]
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from resjax.errors import Refused
 from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
 
-OPTIONS = ("config", "grid", "workdir", "scale", "curves", "profiles", "dry-run", "help")
+OPTIONS = (
+    "config",
+    "grid",
+    "workdir",
+    "scale",
+    "curves",
+    "profiles",
+    "together",
+    "workers",
+    "ray",
+    "dry-run",
+    "measure",
+    "help",
+)
 ROOT = "sweeps"
 
 
 def parser() -> Parser:
     made = Parser(
         prog="python -m resjax.sweep",
-        description="Train every cell of a grid over fields of a config, one after the other. Cells that differ only in "
+        description="Train every cell of a grid over fields of a config: one after the other on a CPU, many at once on an "
+        "accelerator, or on the workers of a cluster. Cells that differ only in "
         "seed, learning rate and other numbers (optimizer.*, init.*, constant residual gains) share compiled programs. "
         "The same command goes on: cells that ended are not trained again.",
         epilog="The grid is what the config file's sweep() returns, a dict of fields with lists of values (their product) "
         "or a list of such dicts, and what --grid says, which replaces the same fields. Each cell that ends is a line of "
-        "results.jsonl: its fields, status (done; diverged: a value was not finite; failed: with the reason), losses, "
+        "results.jsonl: its fields, status (done; diverged: a value was not finite; failed: with the reason; killed: "
+        "the process was killed meanwhile, and the cell is trained again), losses, "
         "baselines; no checkpoints, no report. Exit codes: 0 all cells are done, 1 some failed or diverged (or the "
         "machine failed), 2 bad input, 130 and 143 stopped by Ctrl-C and SIGTERM.",
         allow_abbrev=False,
@@ -49,8 +65,43 @@ def parser() -> Parser:
         metavar="STEP,...,end",
         help="keep the probes by depth at these steps in each line, such as 1,30,end",
     )
-    option("--dry-run", action="store_true", help="list the cells and what there is to compile, and train nothing")
+    option(
+        "--together",
+        metavar="N",
+        type=_count("--together"),
+        help="cells at once, of those that share programs (default: 1 on a CPU, else as many as memory allows)",
+    )
+    option(
+        "--workers",
+        metavar="N",
+        type=_count("--workers"),
+        help="processes that train one cell after another each, through Ray (extra: sweep), on this machine or, with --ray, on a cluster",
+    )
+    option(
+        "--ray",
+        metavar="ADDRESS",
+        help="a cluster of Ray's that runs already, such as auto; without --workers a worker for each of its accelerators, or machines",
+    )
+    option(
+        "--dry-run",
+        action="store_true",
+        help="list the cells, what there is to compile, how long it will take, and train nothing",
+    )
+    option(
+        "--measure",
+        action="store_true",
+        help="with --dry-run: time some steps of the smallest and the largest architecture of which no cell is done",
+    )
     return made
+
+
+def _count(option: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= 1):
+            raise Refused(f"{option} is '{text}'; it must be a whole number from 1")
+        return int(text)
+
+    return parse
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -68,6 +119,12 @@ def _sweep(words: Sequence[str]) -> int:
         raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
     if arguments.workdir == "":
         raise Refused("--workdir is empty; name a folder, or leave it out")
+    spread = arguments.workers is not None or arguments.ray is not None
+    if spread and arguments.together is not None:
+        other = "workers" if arguments.workers is not None else "ray"
+        raise Refused(f"--together and --{other} contradict one another: each worker trains one cell after another")
+    if arguments.measure and not arguments.dry_run:
+        raise Refused("--measure goes with --dry-run; a sweep that trains measures by itself")
     from resjax.config.load import from_file, split
     from resjax.config.schema import find
     from resjax.sweeps import grid
@@ -79,7 +136,13 @@ def _sweep(words: Sequence[str]) -> int:
     settings = grid.settings(grids, grid.from_flags(arguments.grid), fixed)
     workdir = arguments.workdir or folder(spec, overrides, arguments.scale)
 
-    from resjax.sweeps.cells import architectures, build  # loads JAX
+    import jax
+
+    if spread and not arguments.dry_run:
+        jax.config.update("jax_platforms", "cpu")  # the workers take the accelerators of this machine
+    from resjax.sweeps import together
+    from resjax.sweeps.cells import architectures, build
+    from resjax.sweeps.cluster import Crew
     from resjax.sweeps.results import Results
     from resjax.sweeps.run import Sweep
     from resjax.sweeps.wanted import Wanted
@@ -90,25 +153,36 @@ def _sweep(words: Sequence[str]) -> int:
 
     wanted = Wanted.of(arguments.curves, arguments.profiles)
     promise = "stopping after this step, without this cell; a second one stops at once"
-    with Signals(promise) as signals, RunFolder(workdir) as here:
+    with contextlib.ExitStack() as stack:
+        signals, here = stack.enter_context(Signals(promise)), stack.enter_context(RunFolder(workdir))
         if not arguments.dry_run:
             here.lock()
-        results = Results(here)
-        cells = build(spec, overrides, settings, platform(), grid.shrink if arguments.scale == "smoke" else None)
-        console = make_console()
+        results, console, crew = Results(here), make_console(), None
+        change = grid.shrink if arguments.scale == "smoke" else None
+        cells = build(spec, overrides, settings, where := platform(), change)
+        together.check(cells, arguments.together or 0)
         if twice := len(settings) - len(cells):
             console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
-        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale)
+        if spread and not arguments.dry_run and not all(results.finished(cell, wanted) for cell in cells):
+            here.check_writable()
+            crew = stack.enter_context(Crew(arguments.workers, arguments.ray, wanted, results.known))
+            if crew.platform != where:
+                cells = build(spec, overrides, settings, crew.platform, change)
+        device = crew.device if crew else jax.devices()[0].device_kind
+        sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale, device)
         if arguments.dry_run:
-            for line in sweep.listing():
+            if arguments.measure:
+                sweep.measure()
+            for line in sweep.listing(arguments.workers or 1):
                 console.print(line)
             return 0
         if all(results.finished(cell, wanted) for cell in cells):
             return sweep.end()
         here.check_writable()
-        results.open()
+        for row in results.open():
+            console.print(f"killed before, and trained again if it is asked for: {grid.text(row['fields'])}")
         try:
-            return sweep.run(signals)
+            return sweep.run(signals, arguments.together or 0, crew)
         finally:
             results.close()
 

@@ -21,7 +21,7 @@ from resjax.train.program import Programs, held_out_loss, once_more
 from resjax.train.signals import Signals
 from resjax.train.state import TrainState
 
-DONE, DIVERGED, FAILED = "done", "diverged", "failed"
+DONE, DIVERGED, FAILED, KILLED = "done", "diverged", "failed", "killed"
 FETCHED = 20  # steps whose numbers are fetched at once: often enough to notice a non-finite one
 
 
@@ -79,6 +79,26 @@ class Seen:
         return fmean([row["loss"] for row in self.curve if "loss" in row][-SUMMED_ROWS:])
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A cell after its last step, or after a bad one.
+
+    Attributes:
+      config, shared, corpus, pipeline: what it was trained with.
+      programs: of this cell alone.
+      seen: what came out of its steps.
+      state: the last; of a bad cell under the policy stop the one before the bad step.
+    """
+
+    config: Any
+    shared: Shared
+    corpus: Corpus
+    pipeline: Pipeline
+    programs: Programs
+    seen: Seen
+    state: TrainState
+
+
 def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signals: Signals, wanted: Wanted) -> dict:
     """Train one cell to its end; returns its results.
 
@@ -93,35 +113,40 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     began = time.monotonic()
     numbers = shared.numbers(config)
     programs = shared.programs(numbers)
-    seen, curves = Seen(config, wanted.steps(config)), wanted.curves
-    state = _steps(
-        shared.initial(numbers, shared.parts.seen(pipeline.batch)), seen, programs, pipeline, signals, curves
-    )
-    done, error, loss = int(state.step), None, None
+    seen = Seen(config, wanted.steps(config))
+    state = shared.initial(numbers, shared.parts.seen(pipeline.batch))
+    state = _steps(state, seen, programs, pipeline, signals, wanted.curves)
+    loss = None if seen.bad else _evaluated(state, programs, pipeline, config, signals)
+    row = closed(Ended(config, shared, corpus, pipeline, programs, seen, state), loss, wanted)
+    return row | {"seconds": round(time.monotonic() - began, 3)}
+
+
+def closed(end: Ended, loss: float | None, wanted: Wanted) -> dict[str, Any]:
+    """The results of a cell, but for the seconds that it took; ``loss`` is the held-out one, None of a bad cell."""
+    config, seen, error = end.config, end.seen, None
+    steps = int(end.state.step)  # before the state is used up
     if seen.bad:
-        where = _where(state, programs, pipeline, config)
+        where = _where(end.state, end.programs, end.pipeline, config)
         error = f"step {seen.bad}: the loss or the gradient is not finite{where and '; '}{where}"
-    else:
-        loss = _evaluated(state, programs, pipeline, config, signals)
-        if curves:
+    elif loss is not None:
+        if wanted.curves:
             seen.curve.append({"step": len(seen.losses), "eval_loss": loss})
         if not np.isfinite(loss):
             error = "the held-out loss is not finite"
-    health = examine(seen.record, config.to_dict(), shared.stream_dtype)
+    health = examine(seen.record, config.to_dict(), end.shared.stream_dtype)
     cosine = float(seen.record["token_cosine"][-1, -1, -1]) if "token_cosine" in seen.record else None
     return {
         "status": DIVERGED if error else DONE,
         "error": error,
-        "outcome": "nonfinite" if error else outcome(seen.losses, corpus.baselines.floors, cosine),
+        "outcome": "nonfinite" if error else outcome(seen.losses, end.corpus.baselines.floors, cosine),
         "train_loss": seen.train_loss(),
         "eval_loss": loss,
         "first_loss": seen.losses[0],
         "last_loss": last_loss(seen.losses),
-        "steps": done,
-        "seconds": round(time.monotonic() - began, 3),
+        "steps": steps,
         "token_cosine": cosine,
         "health": {"verdict": health["verdict"], "findings": sorted({one["kind"] for one in health["findings"]})},
-        **({"curve": seen.curve} if curves else {}),
+        **({"curve": seen.curve} if wanted.curves else {}),
         **({"profiles": seen.profiles} if wanted.profiles else {}),
     }
 
