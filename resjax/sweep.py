@@ -3,10 +3,12 @@
 python -m resjax.sweep --config=FILE[:variant] [--grid FIELD=a,b ...] [--workdir=DIR] [--config.FIELD=VALUE ...]
 """
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from resjax.errors import Refused
 from resjax.main import Parser, answer, listen, refuse_unknown, split_overrides
@@ -136,13 +138,31 @@ def _sweep(words: Sequence[str]) -> int:
     settings = grid.settings(grids, grid.from_flags(arguments.grid), fixed)
     workdir = arguments.workdir or folder(spec, overrides, arguments.scale)
 
+    with contextlib.ExitStack() as stack:
+        ray = None
+        if spread and not arguments.dry_run:
+            from resjax.sweeps import cluster
+
+            ray = stack.enter_context(cluster.connected(arguments.workers, arguments.ray))
+        return _swept(arguments, spec, overrides, settings, workdir, ray)
+
+
+def _swept(
+    arguments: argparse.Namespace,
+    spec: str,
+    overrides: list[tuple[str, str]],
+    settings: list[dict[str, Any]],
+    workdir: str,
+    ray: Any,
+) -> int:
+    """The cells of ``settings``, by the workers of ``ray`` if it is given. Loads JAX."""
     import jax
 
-    if spread and not arguments.dry_run:
+    if ray is not None:
         jax.config.update("jax_platforms", "cpu")  # the workers take the accelerators of this machine
-    from resjax.sweeps import together
+    from resjax.sweeps import grid, together
     from resjax.sweeps.cells import architectures, build
-    from resjax.sweeps.cluster import Crew
+    from resjax.sweeps.crew import Crew
     from resjax.sweeps.results import Results
     from resjax.sweeps.run import Sweep
     from resjax.sweeps.wanted import Wanted
@@ -163,9 +183,9 @@ def _sweep(words: Sequence[str]) -> int:
         together.check(cells, arguments.together or 0)
         if twice := len(settings) - len(cells):
             console.print(f"note: {twice} of {len(settings)} cells are the same run as another, and trained once")
-        if spread and not arguments.dry_run and not all(results.finished(cell, wanted) for cell in cells):
+        if ray is not None and not all(results.finished(cell, wanted) for cell in cells):
             here.check_writable()
-            crew = stack.enter_context(Crew(arguments.workers, arguments.ray, wanted, results.known))
+            crew = stack.enter_context(Crew(ray, arguments.workers, wanted, results.known))
             if crew.platform != where:
                 cells = build(spec, overrides, settings, crew.platform, change)
         device = crew.device if crew else jax.devices()[0].device_kind

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from resjax import sweep
-from resjax.sweeps.cluster import choose
+from resjax.sweeps.crew import choose
 from resjax.train.writers import parse
 from runs import ROOT
 
@@ -24,18 +24,28 @@ from resjax.data import markov
 markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
 from resjax.sweep import main
 from resjax.sweeps import cluster
-class Remote(cluster.Remote):
-    def __init__(self, *arguments):
-        from resjax.data import markov
-        markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
-        super().__init__(*arguments)
-    def train(self, group, cell):
-        if place := os.environ.get("SLOW"):
-            with open(place, "a") as file:
-                file.write(f"{os.getpid()} {cell.name}\\n")
-            time.sleep(2)
-        return super().train(group, cell)
-cluster.Remote = Remote
+connected = cluster.connected
+def with_slow_workers(*arguments):
+    from contextlib import contextmanager
+    @contextmanager
+    def inner():
+        with connected(*arguments) as ray:
+            from resjax.sweeps import crew
+            class Remote(crew.Remote):
+                def __init__(self, *arguments):
+                    from resjax.data import markov
+                    markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
+                    super().__init__(*arguments)
+                def train(self, group, cell):
+                    if place := os.environ.get("SLOW"):
+                        with open(place, "a") as file:
+                            file.write(f"{os.getpid()} {cell.name}\\n")
+                        time.sleep(2)
+                    return super().train(group, cell)
+            crew.Remote = Remote
+            yield ray
+    return inner()
+cluster.connected = with_slow_workers
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -10,7 +10,7 @@ from resjax.config.tree import flat
 from resjax.errors import Refused
 from resjax.sweeps import grid
 from resjax.sweeps.cells import Architecture, Cell
-from resjax.sweeps.cluster import Crew
+from resjax.sweeps.crew import Crew
 from resjax.sweeps.estimate import Estimate, about
 from resjax.sweeps.one import DONE, FAILED, KILLED, Stopped
 from resjax.sweeps.results import Results
