@@ -126,6 +126,8 @@ def closed(end: Ended, loss: float | None, wanted: Wanted) -> dict[str, Any]:
     config, seen, error = end.config, end.seen, None
     steps = int(end.state.step)  # before the state is used up
     if seen.bad:
+        steps = min(steps, seen.bad)  # whenever it was noticed
+    if seen.bad:
         where = _where(end.state, end.programs, end.pipeline, config)
         error = f"step {seen.bad}: the loss or the gradient is not finite{where and '; '}{where}"
     elif loss is not None:

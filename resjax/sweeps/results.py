@@ -80,6 +80,8 @@ class Results:
         """
         self._folder.path.mkdir(parents=True, exist_ok=True)
         self._folder.lock()
+        for leftover in self._folder.path.glob(LEFTOVER):
+            leftover.unlink(missing_ok=True)
         self._file = JsonlWriter(self.path)
         killed = []
         with contextlib.suppress(FileNotFoundError, ValueError):
