@@ -1,6 +1,5 @@
 """How is a sweep spread over processes and machines? Ray's workers train one cell after another each; one process writes."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -31,9 +30,7 @@ class Remote:
 
     def train(self, group: Architecture, cell: Cell) -> Row:
         """The row of a cell; compiles where the architecture is another one than before."""
-        before = self._worker.compiled
-        row = self._worker.one(group, cell, Signals())
-        return row | {"compiled": self._worker.compiled - before, "process": os.getpid()}
+        return self._worker.one(group, cell, Signals())
 
 
 class Crew:
@@ -47,7 +44,6 @@ class Crew:
 
     Attributes:
       platform, device: of the first.
-      compiled: architectures, by all of them so far.
     """
 
     def __init__(self, ray: Any, count: int | None, wanted: Wanted, known: Known):
@@ -55,7 +51,6 @@ class Crew:
         total = ray.cluster_resources()
         self._kind = next((kind for kind in ("GPU", "TPU") if total.get(kind)), None)
         self.count = count or (int(total[self._kind]) if self._kind else sum(node["Alive"] for node in ray.nodes()))
-        self.compiled = 0
         self._actors = [self._hired() for _ in range(self.count)]
         self.platform, self.device = ray.get(self._actors[0].facts.remote())
 
@@ -114,8 +109,6 @@ class Crew:
                 i, cell = running.pop(reference)
                 try:
                     row = ray.get(reference)
-                    self.compiled += row.pop("compiled")
-                    row.pop("process")
                 except ray.exceptions.RayActorError:
                     row = {"status": KILLED, "error": "the worker that trained this cell was killed"}
                     self._actors[i], own[i] = self._hired(), None

@@ -27,15 +27,11 @@ class Worker:
       known: texts that cells were trained on before.
       say: where it prints.
       at_once: cells at once; 0 = as many as pays, if memory allows.
-
-    Attributes:
-      compiled: architectures, so far.
     """
 
     def __init__(self, wanted: Wanted, known: Known, say: Callable[[str], None] = print, at_once: int = 1):
         self.wanted, self.known, self.say, self.at_once = wanted, known, say, at_once
         self.texts = Texts()
-        self.compiled = 0
         self._name = ""
         self._shared: Shared | None = None
         self._fault: Row | None = None
@@ -154,7 +150,6 @@ class Worker:
         except Exception as error:
             self._fault = failed(error)
             raise
-        self.compiled += 1
         told = shared(made)
         self.say(f"  compiled in {clock(told.seconds)}; the stream is {told.stream_dtype}")
         return made
