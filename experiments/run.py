@@ -1,6 +1,6 @@
 """Do an experiment, or go on with it: train its grid, measure the rest, keep the results, say the verdicts.
 
-    python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--dry-run]
+    python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--workers=N] [--dry-run]
 
 What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small and with one seed, to see
 that it runs: nothing is kept beside what is under way, nothing drawn or judged.
@@ -16,6 +16,7 @@ from typing import Any
 from experiments import frozen, results
 from experiments.experiment import SCALES, Experiment, named
 from resjax import sweep
+from resjax.errors import Refused
 from resjax.main import answer, listen
 from resjax.sweeps import grid
 from resjax.sweeps.cells import build
@@ -27,6 +28,7 @@ from resjax.train.writers import to_json
 SOME_FAILED = 1
 WORK = Path("sweeps")
 ONE_SEED = "seed=0"
+PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -36,6 +38,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.run", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="+", metavar="EXPERIMENT", help="such as E18")
     parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large its runs are")
+    parser.add_argument(
+        "--workers", metavar="N", help="processes that train its cells; see python -m resjax.sweep --help"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the cells and how long they will take")
     parser.add_argument("--workdir", type=Path, default=WORK, metavar="DIR", help="what is under way (default: sweeps)")
     arguments = parser.parse_args(words)
@@ -43,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def act() -> int:
         code = 0
         for experiment in [named(name) for name in arguments.names]:
-            code = run(experiment, arguments.scale, arguments.workdir, arguments.dry_run)
+            code = run(experiment, arguments.scale, arguments.workdir, arguments.dry_run, arguments.workers)
             if code not in (0, SOME_FAILED):
                 return code
         return code
@@ -51,8 +56,8 @@ def main(words: Sequence[str] | None = None) -> int:
     return answer(act)
 
 
-def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False) -> int:
-    """One experiment; returns the exit code of its sweep.
+def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False, workers: str | None = None) -> int:
+    """One experiment; returns the exit code of its sweep, which gets ``workers`` as it stands.
 
     Raises:
       Refused: it is not as frozen.
@@ -66,6 +71,7 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
     if experiment.cells(scale):
         options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]
         options += ["--scale=smoke", "--grid", ONE_SEED] if smoke else []
+        options += [f"--workers={workers}"] if workers is not None else []
         code = sweep.main([*options, *(["--dry-run"] if dry_run else [])])
     if dry_run or code not in (0, SOME_FAILED):
         return code
@@ -90,8 +96,11 @@ def trained(experiment: Experiment, scale: str, folder: Path) -> list[Mapping[st
     lines, smoke = Results(RunFolder(folder)).rows, scale == "smoke"
     cells = grid.from_config(experiment.cells(scale), str(experiment.path))
     settings = grid.settings(cells, grid.from_flags([ONE_SEED]) if smoke else {})
-    made = build(experiment.spec(scale), (), settings, platform(), grid.shrink if smoke else None)
-    return [lines[cell.name] for cell in made]
+    for where in dict.fromkeys((platform(), *PLATFORMS)):  # of workers, it may be another than of this process
+        made = build(experiment.spec(scale), (), settings, where, grid.shrink if smoke else None)
+        if all(cell.name in lines for cell in made):
+            return [lines[cell.name] for cell in made]
+    raise Refused(f"'{folder}' lacks cells of {experiment.name}; give the command again")
 
 
 def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:

@@ -397,7 +397,7 @@ def test_a_program_that_does_not_compile_fails_its_cells_once(config, tmp_path, 
             raise MemoryError("too large")
         return shared.compile_shared(architecture, vocab)
 
-    monkeypatch.setattr("resjax.sweeps.run.compile_shared", compile_shared)
+    monkeypatch.setattr("resjax.sweeps.worker.compile_shared", compile_shared)
     options = ("--grid", "model.depth=1,2", "--grid", "seed=0,1")
     assert swept(config, tmp_path / "sweep", *options, train__steps=2) == 1
     rows = lines(tmp_path / "sweep")

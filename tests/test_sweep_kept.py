@@ -132,7 +132,7 @@ def test_the_same_again_trains_nothing_and_more_trains_anew(kept, config, tmp_pa
     (folder / "results.jsonl").write_bytes((kept / "sweep" / "results.jsonl").read_bytes())
     trained = []
     monkeypatch.setattr(one, "train", lambda config, *more: trained.append(config) or {})
-    monkeypatch.setattr("resjax.sweeps.run.compile_shared", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("resjax.sweeps.worker.compile_shared", lambda *_: pytest.fail("compiled"))
     assert swept(path, folder, "--studies=steadiness,ablation", "--profiles=2", *LR_AND_SEED) == 0
     assert swept(config, folder, *LR_AND_SEED) == 0, "less is there already"
     row, cell = lines(folder)[0], resolve(load(str(config), [("train.steps", STEPS)]), "cpu")

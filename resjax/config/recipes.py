@@ -33,3 +33,14 @@ def accelerator(config: Section, variant: str = "accelerator") -> None:
     config.optimizer.lr = 3e-4
     config.train.steps = 10_000
     config.train.eval_every, config.train.save_every = 500, 500
+
+
+def grid(variant: str | None = None) -> Section:
+    """A cell of the ready-made grids: 12 blocks of width 32 on the Markov text, whose floors are known; or the accelerator's size."""
+    config = default()
+    config.data.source, config.data.length, config.data.batch = "markov", 32, 16
+    config.model.depth, config.model.width, config.model.heads = 12, 32, 4
+    config.train.steps, config.train.eval_every, config.train.eval_batches = 300, 50, 16
+    if variant is not None:
+        accelerator(config, variant)
+    return config

@@ -26,7 +26,7 @@ from resjax.train.roles import block_roles
 from resjax.train.signals import Signals, Stopped
 from resjax.train.state import TrainState
 
-DONE, DIVERGED, FAILED = "done", "diverged", "failed"
+DONE, DIVERGED, FAILED, KILLED = "done", "diverged", "failed", "killed"
 BY_ROLE = frozenset(("roles", "optimizer"))  # groups
 FETCHED = 20  # steps whose numbers are fetched at once: often enough to notice a non-finite one
 
@@ -106,20 +106,28 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     return row | {"seconds": round(time.monotonic() - began, 3)}
 
 
-def close(state: TrainState, seen: Seen, looking: Looking, corpus: Corpus, signals: Signals) -> dict[str, Any]:
+def close(
+    state: TrainState, seen: Seen, looking: Looking, corpus: Corpus, signals: Signals, loss: float | None = None
+) -> dict[str, Any]:
     """The results of a cell from its state after the last step, or after a bad one, and what was seen of the steps; all but the time.
+
+    Args:
+      state: of a bad cell under the policy stop the one before the bad step. It is used up.
+      loss: the held-out one, if it is known; it is evaluated otherwise, but of a bad cell.
 
     Raises:
       Stopped: a signal asked to stop.
     """
     config, wanted, shared, pipeline = seen.config, seen.wanted, looking.shared, looking.pipeline
     programs = shared.programs(shared.numbers(config))
-    done, error, loss = int(state.step), None, None
+    done, error = int(state.step), None
     if seen.bad:
+        done, loss = min(done, seen.bad), None  # whenever it was noticed
         where = _where(state, programs, pipeline, config)
         error = f"step {seen.bad}: the loss or the gradient is not finite{where and '; '}{where}"
     else:
-        loss = _evaluated(state, programs, pipeline, config, signals)
+        if loss is None:
+            loss = _evaluated(state, programs, pipeline, config, signals)
         if wanted.curves:
             seen.curve.append({"step": len(seen.losses), "eval_loss": loss})
         if not np.isfinite(loss):

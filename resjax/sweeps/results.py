@@ -1,16 +1,21 @@
-"""What does a sweep's folder hold? results.jsonl, a strict-JSON line for each cell that ended; beside it only figures made of it."""
+"""What does a sweep's folder hold? results.jsonl, a strict-JSON line for each cell that ended; meanwhile which are under way.
 
-from collections.abc import Mapping
+Beside it lie only figures made of it.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resjax.errors import Refused
 from resjax.sweeps.cells import Cell
-from resjax.sweeps.one import DIVERGED, DONE
+from resjax.sweeps.one import DIVERGED, DONE, KILLED
+from resjax.sweeps.texts import Known
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train.runfolder import LEFTOVER, RunFolder
-from resjax.train.writers import JsonlWriter, read_metrics
+from resjax.train.writers import JsonlWriter, read_json, read_metrics, write_json
 
-NAME = "results.jsonl"
+NAME, UNDER_WAY = "results.jsonl", "under_way.json"
 ENDED = (DONE, DIVERGED)
 
 
@@ -25,10 +30,12 @@ class Results:
 
     Attributes:
       rows: the last line of each cell, by name.
+      known: the texts that they were trained on.
     """
 
     def __init__(self, folder: RunFolder):
         self.path = folder.path / NAME
+        self._under_way = folder.path / UNDER_WAY
         self._folder = folder
         self._file: JsonlWriter | None = None
         try:
@@ -47,6 +54,7 @@ class Results:
                 f"--workdir is '{folder.path}', which cannot be read ({error.strerror}); give another folder"
             ) from None
         self.rows: dict[str, dict[str, Any]] = {}
+        self.known = Known()
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict) or not isinstance(row.get("cell"), str):
                 raise Refused(f"line {number} of {self.path} is no line of a sweep; mend or remove it")
@@ -57,13 +65,17 @@ class Results:
         before = self.rows.get(row["cell"], {})
         if row.get("status") in ENDED or before.get("status") not in ENDED:
             self.rows[row["cell"]] = dict(row)
+        self.known.add(row)
 
     def refused(self, name: str, sentence: str) -> bool:
         """Is this refusal on record already?"""
         return self.rows.get(name, {}).get("error") == sentence
 
-    def open(self) -> None:
-        """Make the folder, take its lock, and cut off a last line that a kill left unfinished.
+    def open(self) -> list[dict[str, Any]]:
+        """Make the folder, take its lock, cut off a last line that a kill left unfinished, and mark the cells that were under way then.
+
+        Returns:
+          Their lines.
 
         Raises:
           Refused: another process sweeps in it.
@@ -71,11 +83,34 @@ class Results:
         """
         self._folder.path.mkdir(parents=True, exist_ok=True)
         self._folder.lock()
+        for leftover in self._folder.path.glob(LEFTOVER):
+            leftover.unlink(missing_ok=True)
         self._file = JsonlWriter(self.path)
+        killed = []
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            killed = [
+                row | {"status": KILLED, "error": "the sweep was killed while this cell was trained"}
+                for row in read_json(self._under_way)
+                if self.rows.get(row["cell"], {}).get("status") not in ENDED
+            ]
+        for row in killed:
+            self.add(row)
+        self._under_way.unlink(missing_ok=True)
+        return killed
+
+    def begin(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        """Note what is trained from now on (what lines begin with), so that a kill leaves a mark.
+
+        Raises:
+          OSError: the disk is full.
+        """
+        write_json(self._under_way, cells)
 
     def close(self) -> None:
+        """No cell is under way any more."""
         if self._file is not None:
             self._file.close()
+            self._under_way.unlink(missing_ok=True)
 
     def finished(self, cell: Cell, wanted: Wanted = ENDS_ONLY) -> bool:
         """Has the cell ended by itself, and its line what is wanted of it? One that failed is tried again."""
@@ -92,17 +127,3 @@ class Results:
         self._file.append(row)
         self._file.flush()
         self._keep(row)
-
-    def refuse_other_text(self, text: Mapping[str, Any]) -> None:
-        """Refuse a text (source, seed, sha256) that is not the one that cells of the same source were trained on.
-
-        Raises:
-          Refused: it has changed meanwhile.
-        """
-        for row in self.rows.values():
-            was = row.get("corpus") or text
-            if all(was.get(name) == text[name] for name in ("source", "seed")) and was.get("sha256") != text["sha256"]:
-                raise Refused(
-                    f"the text of data.source '{text['source']}' has changed since cell {row['cell']}: its sha256 was "
-                    f"{str(was.get('sha256'))[:12]} and is {text['sha256'][:12]}; give a new --workdir"
-                )

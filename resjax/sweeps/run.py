@@ -1,21 +1,21 @@
 """How does a sweep go? Architecture by architecture, cell by cell, a line for each; what fails stops no other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from resjax.config.schema import FIELDS
 from resjax.config.tree import flat
-from resjax.sweeps import grid, one
+from resjax.errors import Refused
+from resjax.sweeps import grid
 from resjax.sweeps.cells import Architecture, Cell
-from resjax.sweeps.one import DONE, FAILED
+from resjax.sweeps.crew import Crew
+from resjax.sweeps.estimate import Estimate, about
+from resjax.sweeps.one import DONE, FAILED, KILLED
 from resjax.sweeps.results import Results
-from resjax.sweeps.shared import Shared, compile_shared
-from resjax.sweeps.subject import sentence
-from resjax.sweeps.texts import DRAWN_BY_SEED, Texts
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
+from resjax.sweeps.worker import Row, Worker, failed
 from resjax.train.progress import clock
 from resjax.train.signals import Signals, Stopped
 
@@ -30,10 +30,11 @@ class Sweep:
       cells: all of it.
       groups: their architectures.
       results: of its folder.
+      console: where it prints.
       wanted: what each line keeps beside the ends.
       scale: what --scale says, noted in each line.
+      device: the kind that it runs on.
       figures: whether figures are drawn at the end.
-      console: where it prints.
     """
 
     def __init__(
@@ -44,27 +45,42 @@ class Sweep:
         console: Console,
         wanted: Wanted = ENDS_ONLY,
         scale: str | None = None,
+        device: str = "cpu",
         figures: bool = True,
     ):
         self.cells, self.groups, self.results, self.console = cells, groups, results, console
         self.wanted, self.scale, self.figures = wanted, scale, figures
-        self.texts = Texts()
-        self.compiled = 0
+        self.estimate = Estimate(groups, wanted, device).learn(results.rows.values())
+        self._ended: set[str] = set()  # in this session
+        self._places = {cell.name: place for place, cell in enumerate(cells, 1)}
 
     # ------------------------------------------------------------------ what is to be done
 
-    def listing(self) -> list[str]:
-        """Every cell, by architecture, and what there is to compile."""
+    def listing(self, workers: int = 1) -> list[str]:
+        """Every cell, by architecture, what there is to compile, and how long it will take on so many workers."""
         lines = [self._counted()]
+        left = [(group, self._left(group)) for group in self.groups]
+        whole = about(self.estimate.left(left, workers))
+        of = f" by {workers} workers" if workers > 1 else ""
+        lines.append(f"time: {whole}{of}" if any(cells for _, cells in left) else "time: nothing is left to train")
         for cell in self.cells:
             if cell.refusal:
                 lines.append(f"refused: {grid.text(cell.fields)}: {cell.refusal}")
-        for number, group in enumerate(self.groups, 1):
+        for number, (group, open_) in enumerate(left, 1):
             taken = ", ".join(("seed", *group.traced))
-            lines.append(f"architecture {number} of {len(self.groups)}, {group.name}: values of its programs: {taken}")
+            guess = self.estimate.guess(group)
+            time = f"; {about(guess.cell)} a cell, {guess.basis}" if guess and open_ else ""
+            lines.append(
+                f"architecture {number} of {len(self.groups)}, {group.name}: values of its programs: {taken}{time}"
+            )
             for cell in group.cells:
-                lines.append(f"  {cell.name}  {grid.text(cell.fields)}{'  (finished)' if self._finished(cell) else ''}")
+                lines.append(f"  {cell.name}  {grid.text(cell.fields)}{self._noted(cell)}")
         return lines
+
+    def _noted(self, cell: Cell) -> str:
+        status = self.results.rows.get(cell.name, {}).get("status")
+        noted = "finished" if self._finished(cell) else status if status in (FAILED, KILLED) else ""
+        return f"  ({noted})" if noted else ""
 
     def _counted(self) -> str:
         finished = sum(map(self._finished, self.cells))
@@ -80,10 +96,18 @@ class Sweep:
     def _left(self, group: Architecture) -> list[Cell]:
         return [cell for cell in group.cells if not self._finished(cell)]
 
+    def measure(self) -> None:
+        """Time some steps, so that what is said of the time is of this machine."""
+        self.estimate.measure([group for group in self.groups if self._left(group)])
+
     # ------------------------------------------------------------------ doing it
 
-    def run(self, signals: Signals) -> int:
+    def run(self, signals: Signals, at_once: int = 0, crew: Crew | None = None) -> int:
         """Train what is not finished; returns the exit code.
+
+        Args:
+          at_once: cells at once in this process; 0 = as many as pays.
+          crew: workers that train them instead.
 
         Raises:
           OSError: a line cannot be written; those before are whole.
@@ -93,13 +117,14 @@ class Sweep:
             for cell in self.cells:
                 if cell.refusal and not self.results.refused(cell.name, cell.refusal):
                     self._add(cell, {"status": FAILED, "error": cell.refusal})
-            for number, group in enumerate(self.groups, 1):
-                if left := self._left(group):
-                    self.console.print(
-                        f"architecture {number} of {len(self.groups)}: {_count(len(left), 'cell')} to train"
-                    )
-                    self._train(group, left, signals)
-                    jax.clear_caches()  # so that memory is that of the largest architecture, not of all
+            if crew is not None:
+                left = [(group, self._left(group)) for group in self.groups]
+                for cell, row in crew.train(left, signals, self._begin, self.estimate):
+                    self._add(cell, self._same_text(row), crew.count)
+            else:
+                worker = Worker(self.wanted, self.results.known, self.console.print, at_once)
+                for cell, row in self._by_one(worker, signals):
+                    self._add(cell, row)
         except Stopped:
             done = sum(map(self._finished, self.cells))
             name = signals.stop.name if signals.stop else ""
@@ -108,6 +133,24 @@ class Sweep:
             )
             return signals.exit_code
         return self.end()
+
+    def _by_one(self, worker: Worker, signals: Signals) -> Iterator[tuple[Cell, Row]]:
+        for number, group in enumerate(self.groups, 1):
+            if left := self._left(group):
+                self.console.print(f"architecture {number} of {len(self.groups)}: {_count(len(left), 'cell')} to train")
+                yield from worker.train(group, left, signals, self._begin)
+
+    def _begin(self, cells: Sequence[Cell]) -> None:
+        self.results.begin([self._about(cell) for cell in cells])
+
+    def _same_text(self, row: Row) -> Row:
+        """The row, or a failure where its text is not that of other workers."""
+        try:
+            if "corpus" in row:
+                self.results.known.refuse_other(row["corpus"])
+        except Refused as refused:
+            return failed(refused)
+        return row
 
     def end(self) -> int:
         """Say how the cells ended, and draw it; returns the exit code."""
@@ -122,56 +165,22 @@ class Sweep:
             )
         return ALL_DONE if set(ends) <= {DONE} else SOME_FAILED
 
-    def _train(self, group: Architecture, cells: Sequence[Cell], signals: Signals) -> None:
-        """The cells of one architecture; what fails in compiling fails for all of them."""
-        shared: Shared | None = None
-        fault: dict[str, Any] | None = None
-        for cell in cells:
-            waited = 0.0
-            row = fault
-            if row is None:
-                try:
-                    corpus = self.texts.corpus(cell.config)
-                    text = _facts(cell.config, corpus.sha256)
-                    self.results.refuse_other_text(text)
-                    pipeline = self.texts.pipeline(cell.config)
-                    if signals.stop:
-                        raise Stopped
-                    if shared is None:
-                        try:
-                            shared = self._compiled(group, cell.config.model.vocab or corpus.vocab)
-                        except Exception as error:
-                            fault = _failed(error)
-                            raise
-                        waited = shared.seconds
-                    row = one.train(cell.config, shared, corpus, pipeline, signals, self.wanted)
-                    baselines, floors = corpus.baselines, corpus.baselines.floors
-                    row |= {
-                        "baselines": baselines.as_dict(),
-                        "floors": floors and {name: getattr(floors, name) for name in ("unigram", "bigram", "trigram")},
-                        "corpus": text,
-                        "compile_seconds": round(waited, 3),
-                    }
-                except Stopped:
-                    raise
-                except Exception as error:
-                    row = _failed(error)
-            self._add(cell, row)
+    def _about(self, cell: Cell) -> dict[str, Any]:
+        """What the line of a cell begins with."""
+        about = {"cell": cell.name, "fields": dict(cell.fields), "scale": self.scale}
+        return about if cell.config is None else about | {"config": changed(cell.config)}
 
-    def _compiled(self, group: Architecture, vocab: int) -> Shared:
-        shared = compile_shared(group, vocab)
-        self.compiled += 1
-        self.console.print(f"  compiled in {clock(shared.seconds)}; the stream is {shared.stream_dtype}")
-        return shared
-
-    def _add(self, cell: Cell, row: dict[str, Any]) -> None:
-        about: dict[str, Any] = {"cell": cell.name, "fields": dict(cell.fields), "scale": self.scale}
-        if cell.config is not None:
-            about["config"] = changed(cell.config)
-            about["device"] = jax.devices()[0].device_kind
-        self.results.add({**about, **row})
-        place = f"{list(self.cells).index(cell) + 1}/{len(self.cells)}"
-        self.console.print(f"  {place}  {grid.text(cell.fields)}: {told(row)}")
+    def _add(self, cell: Cell, row: Row, workers: int = 1) -> None:
+        line = self._about(cell) | row
+        self.results.add(line)
+        self.estimate.learn([line])
+        self._ended.add(cell.name)
+        left = [(group, [c for c in self._left(group) if c.name not in self._ended]) for group in self.groups]
+        here = next((group.name for group in self.groups if cell in group.cells), "")
+        time = self.estimate.left(left, workers, here)
+        ending = f", {about(time)} left" if time else ""
+        place = f"{self._places[cell.name]}/{len(self.cells)}"
+        self.console.print(f"  {place}  {grid.text(cell.fields)}: {told(row)}{ending}")
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -181,22 +190,13 @@ def changed(config: Any) -> dict[str, Any]:
 
 def told(row: dict[str, Any]) -> str:
     """What became of a cell, in a line."""
-    if row["status"] == FAILED:
-        return f"failed: {row['error']}"
+    if row["status"] in (FAILED, KILLED):
+        return f"{row['status']}: {row['error']}"
     took = clock(row["seconds"])
     if row["error"]:
         return f"{row['status']}: {row['error']} ({took})"
     word = f", {row['outcome']}" if row["outcome"] else ""
     return f"held-out loss {row['eval_loss']:.4f}{word} ({took})"
-
-
-def _facts(config: Any, sha256: str) -> dict[str, Any]:
-    source = config.data.source
-    return {"source": source, "seed": config.seed if source in DRAWN_BY_SEED else None, "sha256": sha256}
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    return {"status": FAILED, "error": sentence(error)}
 
 
 def _count(number: int, what: str) -> str:

@@ -22,13 +22,67 @@ from resjax.train.step import make_evaluation, make_step
 Numbers = Mapping[str, np.generic]
 
 
+@dataclass(frozen=True, eq=False)
+class Functions:
+    """What the cells of an architecture compute, not compiled; each takes, last, the numbers of a cell.
+
+    Attributes:
+      parts: as assembled from the first cell, with knobs for the gains in which cells differ.
+      traced: the fields that are values.
+    """
+
+    parts: Parts
+    traced: tuple[str, ...]
+
+    @classmethod
+    def of(cls, architecture: Architecture, vocab: int, devices: int | None = None) -> "Functions":
+        """Assemble; on so many devices, or on those that the configuration says.
+
+        Raises:
+          Refused: what a configuration cannot have on this machine, such as its mesh.
+        """
+        config, traced = architecture.cells[0].config, architecture.traced
+        if devices is not None and config.mesh.data != devices:
+            config = config.copy_and_resolve_references()
+            config.mesh.data = devices
+        gains = [path for path in traced if path in GAINS]
+        return cls(assemble(config, vocab, opened(config, gains) if gains else None), traced)
+
+    def initial(self, numbers: Mapping[str, jax.Array], tokens: jax.Array | None) -> TrainState:
+        return with_numbers(self.parts, numbers).start(tokens)
+
+    def step(
+        self,
+        state: TrainState,
+        batch: jax.Array,
+        on: jax.Array,
+        numbers: Mapping[str, jax.Array],
+        alone: bool = True,
+    ) -> tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]:
+        now = with_numbers(self.parts, numbers)
+        made = make_step(now.graphdef, now.optimizer, now.schedule, now.recipe, now.knobs, alone)
+        return made(state, batch, on)
+
+    def evaluation(self, params: Any, batch: jax.Array, step: jax.Array, numbers: Mapping[str, jax.Array]) -> jax.Array:
+        return make_evaluation(self.parts.graphdef, self.parts.compute, knobs(numbers))(params, batch, step)
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Of the numbers of a cell."""
+        shapes = {path: jax.ShapeDtypeStruct((), jnp.float32) for path in self.traced}
+        return shapes | {"seed": jax.ShapeDtypeStruct((), jnp.uint32)}
+
+    def first(self) -> jax.ShapeDtypeStruct | None:
+        """Of the tokens that the start depends on; None for most schemes."""
+        data = self.parts.config.data
+        return jax.ShapeDtypeStruct((data.batch, data.length), jnp.int32) if self.parts.scheme.calibrate else None
+
+
 @dataclass(frozen=True)
 class Shared:
     """The programs of an architecture; each takes, last, the numbers of a cell.
 
     Attributes:
-      parts: as assembled from the first cell, with knobs for the gains in which cells differ.
-      traced: the fields that are values of the programs.
+      parts, traced: see :class:`Functions`.
       initial: (numbers, tokens that the start depends on, or None) -> state before the first step.
       step, evaluation: see :class:`resjax.train.program.Programs`.
       stream_dtype: dtype of the residual stream in the step.
@@ -67,38 +121,22 @@ def compile_shared(architecture: Architecture, vocab: int) -> Shared:
       Refused: what a configuration cannot have on this machine, such as its mesh.
     """
     began = time.monotonic()
-    config, traced = architecture.cells[0].config, architecture.traced
-    gains = [path for path in traced if path in GAINS]
-    parts = assemble(config, vocab, opened(config, gains) if gains else None)
+    made = Functions.of(architecture, vocab)
+    parts, shapes = made.parts, made.shapes()
     whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
-    shapes = {path: jax.ShapeDtypeStruct((), jnp.float32) for path in traced}
-    shapes["seed"] = jax.ShapeDtypeStruct((), jnp.uint32)
-
-    def initial(numbers: Mapping[str, jax.Array], tokens: jax.Array | None) -> TrainState:
-        return with_numbers(parts, numbers).start(tokens)
-
-    def step(state: TrainState, batch: jax.Array, on: jax.Array, numbers: Mapping[str, jax.Array]) -> tuple:
-        now = with_numbers(parts, numbers)
-        return make_step(now.graphdef, now.optimizer, now.schedule, now.recipe, now.knobs)(state, batch, on)
-
-    def evaluation(params: Any, batch: jax.Array, step: jax.Array, numbers: Mapping[str, jax.Array]) -> jax.Array:
-        return make_evaluation(parts.graphdef, parts.compute, knobs(numbers))(params, batch, step)
-
     options = quick_start(parts.abstract.params)
-    data = config.data
-    first = jax.ShapeDtypeStruct((data.batch, data.length), jnp.int32) if parts.scheme.calibrate else None
-    start = jax.jit(initial, in_shardings=whole, out_shardings=whole, compiler_options=options)
-    jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole, whole), out_shardings=whole)
+    start = jax.jit(made.initial, in_shardings=whole, out_shardings=whole, compiler_options=options)
+    jitted = jax.jit(made.step, donate_argnums=0, in_shardings=(whole, rows, whole, whole), out_shardings=whole)
     traced_step = jitted.trace(parts.abstract, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool), shapes)
     evaluate = (
-        jax.jit(evaluation, in_shardings=(whole, rows, whole, whole))
+        jax.jit(made.evaluation, in_shardings=(whole, rows, whole, whole))
         .lower(parts.abstract.params, tokens(parts), parts.abstract.step, shapes)
         .compile()
     )
     return Shared(
         parts,
-        traced,
-        start.lower(shapes, first).compile(),
+        made.traced,
+        start.lower(shapes, made.first()).compile(),
         traced_step.lower().compile(),
         evaluate,
         stream_dtype(traced_step, STREAM),

@@ -68,18 +68,20 @@ def make_step(
     schedule: optax.Schedule,
     recipe: Recipe,
     knobs: Mapping[str, jax.Array] | None = None,
+    alone: bool = True,
 ) -> Step:
     """The function ``(state, batch (B, T + 1), on) -> (state, metrics, probes)``, to be jitted.
 
     ``on`` is a traced boolean: whether probes are measured in this step (zeros otherwise). Metrics are float32 scalars: loss, grad_norm
     (before clipping), lr, finite, loss_scale. The returned state is the old one wherever the loss or the gradient is not finite.
-    ``knobs`` are the values of the scheme's knobs, by name.
+    ``knobs`` are the values of the scheme's knobs, by name. Not ``alone``: to be mapped over many states with one ``on``, which a
+    halted state then does not turn off (were it another one for each, all steps would measure).
     """
 
     gradient = make_gradient(graphdef, recipe, knobs)
 
     def step(state: TrainState, batch: jax.Array, on: jax.Array) -> tuple[TrainState, dict, dict]:
-        on = on & ~state.halted
+        on = on & ~state.halted if alone else on
         value, norm, grads, probes = gradient(state, batch, on)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         if is_on(recipe.clip):

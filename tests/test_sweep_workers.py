@@ -1,0 +1,187 @@
+"""Do workers of Ray give the numbers of one process, with few compilations, and does a killed one take its cell alone with it?"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import runs
+from resjax import sweep
+from resjax.sweeps.crew import choose
+from resjax.train.writers import parse
+from runs import ROOT
+
+LR_AND_DEPTH = ("--grid", "model.depth=1,2", "--grid", "optimizer.lr=1e-3,1e-2")
+
+# The command in a process of its own; where SLOW is set, each cell takes so long at least, and says in a file which process
+# trains it.
+COMMAND = """
+import os, sys, time
+from resjax.data import markov
+markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
+from resjax.sweep import main
+from resjax.sweeps import cluster
+connected = cluster.connected
+def with_slow_workers(*arguments):
+    from contextlib import contextmanager
+    @contextmanager
+    def inner():
+        with connected(*arguments) as ray:
+            from resjax.sweeps import crew
+            class Remote(crew.Remote):
+                def __init__(self, *arguments):
+                    from resjax.data import markov
+                    markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
+                    super().__init__(*arguments)
+                def train(self, group, cell):
+                    if place := os.environ.get("SLOW"):
+                        with open(place, "a") as file:
+                            file.write(f"{os.getpid()} {cell.name}\\n")
+                        time.sleep(2)
+                    return super().train(group, cell)
+            crew.Remote = Remote
+            yield ray
+    return inner()
+cluster.connected = with_slow_workers
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def environ():
+    pytest.importorskip("ray")
+    return runs.environment()
+
+
+def started(config, folder, environ, *options, **fields):
+    words = runs.words(
+        config, folder, *LR_AND_DEPTH, *options, **({"train__steps": 6, "health__groups": "none"} | fields)
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
+        env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def lines(folder):
+    path = folder / "results.jsonl"
+    return [parse(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def numbers(folder):
+    found = {}
+    for row in lines(folder):
+        found[row["cell"]] = {name: row[name] for name in row if name not in ("seconds", "compile_seconds")}
+    return found
+
+
+def trained(folder, environ, config, *options):
+    process = started(config, folder, environ, *options)
+    out = process.communicate(timeout=280)[0]
+    assert process.returncode == 0, out
+    return out
+
+
+@pytest.mark.slow
+def test_workers_give_the_numbers_of_one_process_and_go_on(calm, tmp_path, environ):
+    trained(tmp_path / "alone", environ, calm)
+    out = trained(tmp_path / "sweep", environ, calm, "--workers=2")
+    assert numbers(tmp_path / "sweep") == numbers(tmp_path / "alone") and len(lines(tmp_path / "sweep")) == 4
+    assert out.count("held-out loss") == 4 and sorted(os.listdir(tmp_path / "sweep")) == ["results.jsonl"]
+    assert "4 done" in trained(tmp_path / "sweep", environ, calm, "--workers=2"), "nothing is trained again"
+    compiled = [row for row in lines(tmp_path / "sweep") if row["compile_seconds"]]
+    assert len(compiled) == 2, "each worker had one architecture"
+
+
+def until(found, process, seconds=240):
+    """What ``found()`` gives, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+@pytest.mark.slow
+def test_a_killed_worker_takes_one_cell_with_it_which_the_same_command_trains(calm, tmp_path, environ):
+    folder, place = tmp_path / "sweep", tmp_path / "who"
+    process = started(calm, folder, environ | {"SLOW": str(place)}, "--workers=2")
+    began = until(lambda: place.exists() and [line.split() for line in place.read_text().splitlines()], process)
+    os.kill(int(began[0][0]), signal.SIGKILL)
+    out = process.communicate(timeout=280)[0]
+    assert process.returncode == 1, out
+    ends = {row["cell"]: row["status"] for row in lines(folder)}
+    assert sorted(ends.values()) == ["done", "done", "done", "killed"] and ends[began[0][1]] == "killed", out
+    trained(folder, environ, calm, "--workers=2")
+    assert [row["status"] for row in lines(folder)].count("done") == 4 == len(numbers(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_all_workers(calm, tmp_path, environ, number, code):
+    folder, place = tmp_path / "sweep", tmp_path / "who"
+    process = started(calm, folder, environ | {"SLOW": str(place)}, "--workers=2")
+    until(lambda: lines(folder), process)
+    process.send_signal(number)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == code, out
+    assert "of 4 cells finished; the same command goes on" in out and "Traceback" not in out
+    assert sorted(os.listdir(folder)) == ["results.jsonl"]
+    for line in place.read_text().splitlines():
+        with pytest.raises(ProcessLookupError):
+            until(lambda line=line: os.kill(int(line.split()[0]), 0), process)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_refused(calm, tmp_path, environ):
+    process = started(calm, tmp_path / "sweep", environ, "--ray=127.0.0.1:1")
+    out = process.communicate(timeout=280)[0]
+    assert process.returncode == 2 and "no cluster answers" in out and "Traceback" not in out, out
+    assert not (tmp_path / "sweep").exists()
+
+
+COST = {"short": 1.0, "long": 10.0, "long too": 10.0}
+
+
+@pytest.mark.parametrize(
+    "own, left, held, expected",
+    [
+        (None, {"short": 9, "long": 3}, set(), "long"),
+        (None, {"short": 9, "long": 3}, {"long"}, "short"),
+        ("short", {"short": 1, "long": 3}, {"short"}, "short"),
+        ("short", {"short": 0, "long": 3}, {"short", "long"}, "long"),
+        ("short", {"short": 0, "long": 0}, {"short", "long"}, None),
+        ("long", {"short": 7, "long": 0}, {"short", "long"}, None),
+        ("long", {"short": 9, "long": 0}, {"short", "long"}, "short"),
+    ],
+)
+def test_which_architecture_a_worker_goes_on_with(own, left, held, expected):
+    """Its own first; then one that nobody has; then help with one that takes longer than the 8 seconds of compiling."""
+    cells = {name: list(range(count)) for name, count in left.items()}
+    assert choose(own, cells, held, COST, dict.fromkeys(COST, 8.0)) == expected
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (("--workers=0",), "--workers is '0'; it must be a whole number from 1"),
+        (("--together=x",), "--together is 'x'; it must be a whole number from 1"),
+        (("--workers=2", "--together=2"), "--together and --workers contradict one another"),
+        (("--ray=auto", "--together=2"), "--together and --ray contradict one another"),
+        (("--measure",), "--measure goes with --dry-run"),
+    ],
+)
+def test_bad_input(calm, tmp_path, capsys, options, sentence):
+    assert sweep.main(runs.words(calm, tmp_path / "sweep", *LR_AND_DEPTH, *options)) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and captured.err.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_without_ray_its_extra_is_named(calm, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert sweep.main(runs.words(calm, tmp_path / "sweep", *LR_AND_DEPTH, "--workers=2")) == 2
+    assert "pip install 'resjax[sweep]'" in capsys.readouterr().err and not (tmp_path / "sweep").exists()
