@@ -18,6 +18,9 @@ from experiments.sizes import SIZES, sized
 from resjax.config.validate import validate
 from resjax.data import markov
 from resjax.errors import Refused
+from resjax.sweeps.cells import build
+from resjax.sweeps.grid import from_config
+from resjax.sweeps.grid import settings as grid_settings
 
 FAILED = {"status": "failed", "outcome": None, **dict.fromkeys(("eval_loss", "first_loss", "token_cosine"))}
 FAILED |= {"error": "it did not run", "curve": [], "profiles": {}, "floors": None}
@@ -193,6 +196,29 @@ def test_an_experiment_is_done_kept_and_judged(toy, capsys):
     before = kept.read_bytes(), kept.with_suffix(".svg").read_bytes()
     assert command.main(["E90"]) == 0
     assert (kept.read_bytes(), kept.with_suffix(".svg").read_bytes()) == before
+
+
+def test_workers_are_handed_to_the_sweep(toy, monkeypatch):
+    handed = []
+    monkeypatch.setattr(command.sweep, "main", lambda words: handed.append(words) or 2)
+    assert frozen.main(["E90"]) == 0
+    for words in (["E90", "--workers=3"], ["E90", "--workers=3", "--scale=smoke", "--dry-run"], ["E90"]):
+        assert command.main(words) == 2
+    assert [[word for word in words if word.startswith("--workers")] for words in handed] == [["--workers=3"], ["--workers=3"], []]
+
+
+def test_cells_that_workers_of_another_platform_trained_are_found(toy):
+    """On an accelerator a cell computes in bfloat16, and has another name; the process that collects them may have none."""
+    experiment, folder = read(toy), toy.parent / "cells"
+    folder.mkdir()
+    settings = list(grid_settings(from_config(experiment.cells("cpu"), str(toy)), {}))
+    made = [cell.name for cell in build(experiment.spec("cpu"), (), settings, "gpu")]
+    assert made != [cell.name for cell in build(experiment.spec("cpu"), (), settings, "cpu")]
+    (folder / "results.jsonl").write_text("".join(json.dumps({"cell": name}) + "\n" for name in reversed(made)))
+    assert [row["cell"] for row in command.trained(experiment, "cpu", folder)] == made
+    (folder / "results.jsonl").write_text(json.dumps({"cell": made[0]}) + "\n")
+    with pytest.raises(Refused, match="lacks cells of E90"):
+        command.trained(experiment, "cpu", folder)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def sweep():
     ]
     return [{"residual.scale": 1.0 - 0.1 * i, **cell} for i, cell in enumerate(cells)]
 """
-KEPT = ("--curves", "--profiles=1,5,end")
+KEPT = ("--curves", "--profiles=1,5,end", "--no-figures")
 FIELDS = {"train__steps": STEPS + 10, "optimizer__warmup": 0}
 
 
@@ -98,6 +98,63 @@ def test_policies_for_values_that_are_not_finite_are_kept(config, tmp_path, poli
     rows = swept(config, tmp_path / "sweep", "--together=3", **fields)
     assert all(one_by_one[name]["steps"] == row["steps"] for name, row in rows.items())
     assert [row["status"] for row in rows.values()].count("diverged") == 1
+
+
+KEEP = """
+import numpy as np
+
+def look(subject, before):
+    embed = np.asarray(subject.model.embed[...])
+    after = subject.origin.next_model()
+    found = {
+        "seen": [subject.step, len(subject.rows), subject.origin.next_rate],
+        "moved": None if before is None else float(np.abs(embed - before).max()),
+        "moves": None if after is None else float(np.abs(np.asarray(after.embed[...]) - embed).max()),
+        "loss": subject.loss,
+    }
+    return found | {"_memory": embed}
+
+def keep():
+    return {"studies": ("update",), "looks": {"steps": (1, 5, "end"), "look": look}}
+
+def sweep():
+    cells = [(1e-3, 1.0, 0), (1e38, 0.9, 1), (1e-2, 0.7, 2)]
+    return [{"optimizer.lr": rate, "residual.scale": gain, "seed": seed} for rate, gain, seed in cells]
+"""
+
+
+@pytest.fixture(scope="module")
+def kept(calm, tmp_path_factory):
+    """Three cells at once, of which one leaves the numbers between its first look and its second; and the place of the file."""
+    folder = tmp_path_factory.mktemp("kept")
+    path = folder / "kept.py"
+    path.write_text(calm.read_text() + KEEP)
+    return swept(path, folder / "sweep", "--together=3", train__steps=8), path
+
+
+def test_looks_and_studies_of_cells_at_once_are_those_of_one_by_one(kept, tmp_path):
+    rows, path = kept
+    alone = swept(path, tmp_path / "alone", "--together=1", train__steps=8)
+    assert rows.keys() == alone.keys() and [row["together"] for row in rows.values()] == [3] * 3
+    for name, row in rows.items():
+        bad = row["status"] == "diverged"
+        assert list(row["looks"]) == (["1"] if bad else ["1", "5", "8"]) and row["look"] == "look"
+        assert list(row["studies"]) == ([] if bad else ["update"])
+        assert bad or (row["looks"]["5"]["moved"] > 0 and row["studies"]["update"]["change"] > 0)
+        assert not any("error" in one for one in (*row["looks"].values(), *row["studies"].values()))
+        close(alone[name] | {"together": 3}, row, str(row["fields"]))
+    assert len({row["looks"]["1"]["loss"] for row in rows.values()}) == 3, "each look saw its own cell"
+
+
+@pytest.mark.slow
+def test_looks_and_studies_change_no_number_of_cells_at_once(kept, tmp_path):
+    rows, path = kept
+    other = tmp_path / "plain.py"
+    other.write_text(path.read_text().replace("def keep", "def kept"))
+    for name, row in swept(other, tmp_path / "sweep", "--together=3", train__steps=8).items():
+        for key in row.keys() - {"seconds", "compile_seconds"}:
+            assert row[key] == rows[name][key], f"{key}: bit for bit, all losses of all steps included"
+        assert set(rows[name]) - set(row) == {"studies", "look", "looks"}
 
 
 FOUR = """
@@ -238,11 +295,11 @@ def test_a_stop_in_the_middle_leaves_what_had_ended(config, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(together.Group, "put", put)
-        assert sweep.main(runs.words(config, tmp_path / "sweep", "--together=2", **FIELDS)) == 130
+        assert sweep.main(runs.words(config, tmp_path / "sweep", "--no-figures", "--together=2", **FIELDS)) == 130
     assert sorted(os.listdir(tmp_path / "sweep")) == ["results.jsonl"]
     kept = lines(tmp_path / "sweep")
     assert 1 <= len(kept) < 5
-    assert sweep.main(runs.words(config, tmp_path / "sweep", "--together=2", **FIELDS)) == 1
+    assert sweep.main(runs.words(config, tmp_path / "sweep", "--no-figures", "--together=2", **FIELDS)) == 1
     assert len(lines(tmp_path / "sweep")) == 5
 
 
