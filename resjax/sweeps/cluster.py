@@ -4,11 +4,13 @@ there yet when Ray starts its processes: it warns of forks."""
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 from resjax.errors import Refused
 
+ANSWER = 5.0  # seconds that an address has to answer; Ray itself tries for minutes
 INSTALL = "python -m pip install 'resjax[sweep]'"
 
 
@@ -32,6 +34,9 @@ def connected(count: int | None, address: str | None) -> Iterator[Any]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     local: dict[str, Any] = {"num_cpus": count, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
+        host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+        if colon:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
         ray.init(address or "local", **({} if address else local), log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # what Ray raises depends on what it meets
         sentence = " ".join(str(error).split())[:200]
