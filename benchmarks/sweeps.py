@@ -45,7 +45,7 @@ def swept(folder: Path, config: Path, cells: Sequence[dict[str, Any]]) -> list[f
     """Held-out losses of the cells, by one sweep."""
     path = folder / "grid.py"
     path.write_text(f"{config.read_text()}\n\ndef sweep():\n    return {list(cells)!r}\n")
-    _run("resjax.sweep", f"--config={path}", f"--workdir={folder / 'sweep'}")
+    _run("resjax.sweep", f"--config={path}", f"--workdir={folder / 'sweep'}", "--no-figures")
     rows = {tuple(row["fields"].values()): row["eval_loss"] for row in read_metrics(folder / "sweep" / "results.jsonl")}
     return [rows[tuple(cell.values())] for cell in cells]
 

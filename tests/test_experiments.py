@@ -204,7 +204,11 @@ def test_workers_are_handed_to_the_sweep(toy, monkeypatch):
     assert frozen.main(["E90"]) == 0
     for words in (["E90", "--workers=3"], ["E90", "--workers=3", "--scale=smoke", "--dry-run"], ["E90"]):
         assert command.main(words) == 2
-    assert [[word for word in words if word.startswith("--workers")] for words in handed] == [["--workers=3"], ["--workers=3"], []]
+    assert [[word for word in words if word.startswith("--workers")] for words in handed] == [
+        ["--workers=3"],
+        ["--workers=3"],
+        [],
+    ]
 
 
 def test_cells_that_workers_of_another_platform_trained_are_found(toy):

@@ -25,7 +25,7 @@ BARE = {"train__steps": 4, "health__groups": "none"}
 
 
 def swept(config, folder, *options, **fields):
-    return sweep.main(runs.words(config, folder, *options, **(BARE | fields)))
+    return sweep.main(runs.words(config, folder, "--no-figures", *options, **(BARE | fields)))
 
 
 def lines(folder):
@@ -174,7 +174,7 @@ def test_no_cell_is_lost_or_run_twice_whenever_the_sweep_is_killed(calm, tmp_pat
     fields = BARE | {"train__steps": 200}
 
     def command(folder):
-        return [sys.executable, "-c", COMMAND, *runs.words(calm, folder, *grid, **fields)]
+        return [sys.executable, "-c", COMMAND, *runs.words(calm, folder, "--no-figures", *grid, **fields)]
 
     environ = runs.environment()
     whole = subprocess.run(command(tmp_path / "whole"), env=environ, cwd=ROOT, capture_output=True, timeout=280)
@@ -235,7 +235,8 @@ atexit.register(lambda: print("KIB", sizes[19], max(sizes[20:]), len(sizes), len
 def test_memory_is_flat_over_200_cells_and_a_shape_is_compiled_once(calm, tmp_path):
     """After the first 20 cells, at most 5 % more."""
     seeds, rates = ",".join(map(str, range(20))), ",".join(f"{1e-3 * (1 + i)}" for i in range(10))
-    words = runs.words(calm, tmp_path / "sweep", "--grid", f"seed={seeds}", "--grid", f"optimizer.lr={rates}", **BARE)
+    grid = ("--grid", f"seed={seeds}", "--grid", f"optimizer.lr={rates}")
+    words = runs.words(calm, tmp_path / "sweep", "--no-figures", *grid, **BARE)
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, *words],
         env=runs.environment(),

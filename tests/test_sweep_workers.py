@@ -1,20 +1,28 @@
 """Do workers of Ray give the numbers of one process, with few compilations, and does a killed one take its cell alone with it?"""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+import types
+from dataclasses import replace
 
 import pytest
 
 import runs
 from resjax import sweep
-from resjax.sweeps.crew import choose
+from resjax.config.load import from_file
+from resjax.errors import Refused
+from resjax.sweeps.crew import Crew, Remote, choose
+from resjax.sweeps.sent import Sent
+from resjax.sweeps.texts import Known
+from resjax.sweeps.wanted import from_config
 from resjax.train.writers import parse
 from runs import ROOT
 
-LR_AND_DEPTH = ("--grid", "model.depth=1,2", "--grid", "optimizer.lr=1e-3,1e-2")
+LR_AND_DEPTH = ("--no-figures", "--grid", "model.depth=1,2", "--grid", "optimizer.lr=1e-3,1e-2")
 
 # The command in a process of its own; where SLOW is set, each cell takes so long at least, and says in a file which process
 # trains it.
@@ -96,6 +104,72 @@ def test_workers_give_the_numbers_of_one_process_and_go_on(calm, tmp_path, envir
     assert len(compiled) == 2, "each worker had one architecture"
 
 
+KEEP = """
+import numpy as np
+
+def look(subject, before):
+    embed = np.asarray(subject.model.embed[...])
+    return {"moved": None if before is None else float(np.abs(embed - before).max()), "_memory": embed}
+
+def keep():
+    return {"studies": ("update",), "looks": {"steps": (2, "end"), "look": look}}
+"""
+
+
+@pytest.fixture
+def looking(calm, tmp_path):
+    path = tmp_path / "looking.py"
+    path.write_text(calm.read_text() + KEEP)
+    return path
+
+
+@pytest.mark.slow
+def test_workers_look_and_study_as_one_process_does(looking, tmp_path, environ):
+    trained(tmp_path / "alone", environ, looking, "--curves")
+    trained(tmp_path / "sweep", environ, looking, "--workers=2", "--curves")
+    rows = numbers(tmp_path / "sweep")
+    assert rows == numbers(tmp_path / "alone") and len(rows) == 4
+    for row in rows.values():
+        assert row["look"] == "look" and list(row["looks"]) == ["2", "6"] and row["looks"]["6"]["moved"] > 0
+        assert row["studies"]["update"]["change"] > 0
+
+
+def test_what_is_wanted_reaches_another_process(looking):
+    """A look by the file that it is in, and only as long as that is the same; all else as it is."""
+    asked = from_config(from_file(str(looking), "keep"), str(looking)).more(True, "1,end", "lens")
+    sent = pickle.loads(pickle.dumps(Sent.of(asked, os.path.relpath(looking))))
+    got = sent.opened()
+    assert got.looks.name == "look" and got.looks.steps == (0, 2) and got.looks.look is not asked.looks.look
+    assert replace(got, looks=None) == replace(asked, looks=None) == sent.rest
+    rest = pickle.loads(pickle.dumps(Sent.of(sent.rest, str(looking))))
+    looking.write_text(looking.read_text() + "# more\n")
+    assert rest.opened() == sent.rest, "where nothing is looked at, the file is not read"
+    with pytest.raises(Refused, match="is another one there, or has changed since the sweep began"):
+        sent.opened()
+    looking.unlink()
+    row = Remote(sent, Known()).train(None, None)
+    assert row["status"] == "failed" and "does not exist" in row["error"]
+    with pytest.raises(Refused, match="does not exist"):
+        Crew(OfOneProcess(), 1, sent, Known())
+
+
+class OfOneProcess:
+    """As much of Ray as hires an actor and asks it, here."""
+
+    def cluster_resources(self):
+        return {}
+
+    def remote(self, made):
+        def hire(*given):
+            actor = made(*given)
+            return types.SimpleNamespace(facts=types.SimpleNamespace(remote=actor.facts))
+
+        return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=hire))
+
+    def get(self, value):
+        return value
+
+
 def until(found, process, seconds=240):
     """What ``found()`` gives, once it is true."""
     deadline = time.monotonic() + seconds
@@ -130,16 +204,27 @@ def test_a_signal_stops_all_workers(calm, tmp_path, environ, number, code):
     assert process.returncode == code, out
     assert "of 4 cells finished; the same command goes on" in out and "Traceback" not in out
     assert sorted(os.listdir(folder)) == ["results.jsonl"]
-    for line in place.read_text().splitlines():
-        with pytest.raises(ProcessLookupError):
-            until(lambda line=line: os.kill(int(line.split()[0]), 0), process)
+    deadline = time.monotonic() + 30
+    while any(alive(int(line.split()[0])) for line in place.read_text().splitlines()):
+        assert time.monotonic() < deadline, "a worker goes on without its sweep"
+        time.sleep(0.05)
 
 
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_refused(calm, tmp_path, environ):
-    process = started(calm, tmp_path / "sweep", environ, "--ray=127.0.0.1:1")
-    out = process.communicate(timeout=280)[0]
-    assert process.returncode == 2 and "no cluster answers" in out and "Traceback" not in out, out
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port"])
+def test_a_cluster_that_is_not_there_is_refused(calm, tmp_path, capsys, monkeypatch, address):
+    """At once, before Ray tries for minutes."""
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())
+    assert sweep.main(runs.words(calm, tmp_path / "sweep", *LR_AND_DEPTH, f"--ray={address}")) == 2
+    captured = capsys.readouterr()
+    assert f"--ray is '{address}', where no cluster answers" in captured.err and captured.err.count("\n") == 1
     assert not (tmp_path / "sweep").exists()
 
 

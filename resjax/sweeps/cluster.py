@@ -4,12 +4,14 @@ there yet when Ray starts its processes: it warns of forks."""
 import contextlib
 import os
 import signal
+import socket
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from resjax.errors import Refused
 
+ANSWER = 5.0  # seconds that an address has to answer; Ray itself tries for minutes
 INSTALL = "python -m pip install 'resjax[sweep]'"
 
 
@@ -33,6 +35,9 @@ def connected(count: int | None, address: str | None) -> Iterator[Any]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     local: dict[str, Any] = {"num_cpus": count, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
+        host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+        if colon:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # of a process that has used JAX before
             ray.init(address or "local", **({} if address else local), log_to_driver=False, logging_level="ERROR")
