@@ -63,6 +63,8 @@ TEXTS = {
     "init.std": (".01", 0.01),
     "init.gain": ("1", 1.0),
     "init.out_scale": ("1", 1.0),
+    "init.embed_gain": ("10", 10.0),
+    "precision.rounding": ("bf16", "bfloat16"),
     "precision.param": ("bf16", "bfloat16"),
     "precision.compute": ("fp16", "float16"),
     "precision.stream": ("fp32", "float32"),

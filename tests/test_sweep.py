@@ -648,7 +648,7 @@ def test_scales(tmp_path, capsys):
         sweep.folder(f"{path}:accelerator", [("seed", "1")], "smoke")
         == "sweeps/deep_preln-accelerator,seed=1,scale=smoke"
     )
-    small = load(path, [("optimizer.lr", 1.0)], grid.shrink)
+    small = load(path, [("optimizer.lr", 1.0)], finish=grid.shrink)
     assert (small.model.depth, small.model.width, small.model.heads, small.train.steps) == (4, 16, 2, 60)
     # also what a grid sets, or a grid of depths to 1,000 would not be small; cells that become the same run are one
     grown = [{"model.depth": depth, "optimizer.warmup": 450} for depth in (3, 5, 1000)]

@@ -29,7 +29,10 @@ def split(spec: str) -> tuple[str, str | None]:
 
 
 def load(
-    spec: str, overrides: Iterable[tuple[str, Any]] = (), change: Callable[[Section], None] | None = None
+    spec: str,
+    overrides: Iterable[tuple[str, Any]] = (),
+    change: Callable[[Section], None] | None = None,
+    finish: Callable[[Section], None] | None = None,
 ) -> ConfigDict:
     """The configuration of a file, with flags applied: typed, locked and valid but for the residual scheme (scheme.py).
 
@@ -40,7 +43,8 @@ def load(
     Args:
       spec: 'FILE[:variant]'.
       overrides: pairs of a field's path and its value, as text or in the field's type; the later of two for one path wins.
-      change: what is done to the configuration after that, before it is checked.
+      change: what is done to the file's configuration before the overrides, as if the file did it.
+      finish: what is done after them, before the configuration is checked.
 
     Raises:
       Refused: the file is missing or faulty, a variant, field or value is wrong, or two contradict one another.
@@ -48,11 +52,13 @@ def load(
     path, variant = split(spec)
     given = [(find(field), value) for field, value in overrides]
     config = _from_file(path, variant)
+    if change is not None:
+        change(config)
     config._log.level = FLAG
     for field, value in given:
         assign(config, field.path, field.parse(value) if isinstance(value, str) else value)
-    if change is not None:
-        change(config)
+    if finish is not None:
+        finish(config)
     config = config.copy_and_resolve_references()
     validate(config)
     return config

@@ -72,14 +72,14 @@ def build(
     overrides: Sequence[tuple[str, str]],
     settings: Iterable[Mapping[str, Any]],
     platform: str,
-    change: Callable[[Section], None] | None = None,
+    finish: Callable[[Section], None] | None = None,
 ) -> list[Cell]:
     """The cells, those that are the same run once (under the fields of the first).
 
     A cell whose fields contradict one another is kept with its refusal.
 
     Args:
-      spec, overrides, change: see :func:`resjax.config.load.load`.
+      spec, overrides, finish: see :func:`resjax.config.load.load`.
       settings: what the grid sets, one mapping a cell.
       platform: of the devices; see :func:`resjax.config.validate.resolve`.
 
@@ -88,7 +88,7 @@ def build(
     """
     cells: dict[str, Cell] = {}
     for fields in settings:
-        cell = _cell(spec, overrides, fields, platform, change)
+        cell = _cell(spec, overrides, fields, platform, finish)
         cells.setdefault(cell.name, cell)
     found = list(cells.values())
     refusals = [cell.refusal for cell in found if cell.refusal]
@@ -102,10 +102,10 @@ def _cell(
     overrides: Sequence[tuple[str, str]],
     fields: Mapping[str, Any],
     platform: str,
-    change: Callable[[Section], None] | None,
+    finish: Callable[[Section], None] | None,
 ) -> Cell:
     try:
-        config = resolve(load(spec, [*overrides, *fields.items()], change), platform)
+        config = resolve(load(spec, [*overrides, *fields.items()], finish=finish), platform)
         scheme(config)
         if config.train.on_nonfinite == "rollback":
             raise Refused(
