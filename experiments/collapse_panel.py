@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -28,7 +27,6 @@ def panel(arms: Mapping[str, Best], levels: Mapping[str, Any]) -> Figure:
       arms: where each is at its best.
       levels: the floors, nats.
     """
-    matplotlib.rcParams["svg.hashsalt"] = "resjax"  # the same figure gives the same bytes
     drawn = Figure(figsize=(12.5, 5.0), layout="constrained")
     left, middle, right = drawn.subplots(1, 3, width_ratios=(1.7, 1, 1))
     colours = dict(zip(arms, COLOURS, strict=False))

@@ -3,7 +3,6 @@
 python -m experiments.run E18
 """
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -24,7 +23,6 @@ from experiments.skips import (
     edge,
     endings,
     highest_rates,
-    sensitivity,
 )
 from resjax.sweeps.combine import chain, product
 
@@ -91,7 +89,7 @@ def together(arms, where):
     notes = [f"the better of the two alone is: {single}"]
     for name in TWO_BY_TWO:
         notes.append(
-            f"{name}: mean over the rates {told(effect(means[name]), 'nats')}; M8 {told(effect(sensitivity(arms[name])), 'nats')}"
+            f"{name}: mean over the rates {told(effect(means[name]), 'nats')}; M8 {told(effect(arms[name].sensitivity(SEEDS)), 'nats')}"
         )
         notes.append(endings(arms[name], name))
     return Finding("C05", (difference(means[single], means["norm and skip"]),), where, notes=tuple(notes))
@@ -126,7 +124,7 @@ def stands_in(arms, best, losses, where):
     notes = [f"the best start is {name}, at rate {best[name].value:g}; Pre-LN is at {best[base].value:g}"]
     for one in STARTS:
         notes.append(
-            f"{one}: {told(in_ropes(losses[one], losses[base]), 'ROPEs')}, M8 {told(effect(sensitivity(arms[one])), 'nats')}"
+            f"{one}: {told(in_ropes(losses[one], losses[base]), 'ROPEs')}, M8 {told(effect(arms[one].sensitivity(SEEDS)), 'nats')}"
         )
         notes.append(endings(arms[one], one))
     doubt = edge(found.mean > 1, best[name], best[base])
@@ -141,7 +139,6 @@ COLOURS = ("#000000", "#e69f00", "#56b4e9", "#999999", "#009e73", "#cc79a7", "#d
 def figure(runs, measured):
     """Held-out loss over the rate, every seed a dot, a line through the means; what is not finite, or far above the start, is counted at
     the upper end."""
-    matplotlib.rcParams["svg.hashsalt"] = "resjax"  # the same figure gives the same bytes
     depths = list(runs.split("model.depth"))
     drawn = Figure(figsize=(3.8 * len(depths) + 2.2, 3.8), layout="constrained")
     axes = np.atleast_1d(drawn.subplots(1, len(depths), sharey=True))

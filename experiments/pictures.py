@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +11,6 @@ from matplotlib.lines import Line2D
 
 from experiments.runs import Runs
 
-matplotlib.rcParams["svg.hashsalt"] = "resjax"  # the same figure gives the same bytes
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000", "#808080")
 MARKERS = "osD^vP<>"
 FLOORS = {"unigram": "H1, symbol frequencies", "bigram": "H2, given one symbol", "trigram": "H3, given two"}

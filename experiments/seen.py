@@ -6,6 +6,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from experiments.judge import Effect, share
+from experiments.rates import seen_at_end
 from experiments.runs import Row, Runs, ending, number, profile
 from experiments.sizes import SEEDS
 from resjax.sweeps.outcome import NEAR, SAME_TOKENS
@@ -45,12 +46,7 @@ def _fitted(values: np.ndarray, degree: int) -> float:
 
 def at_end(runs: Runs, name: str) -> list[float]:
     """A number of the look after the last step."""
-
-    def of(row: Row) -> float:
-        looks = row.get("looks") or {}
-        return number(looks[max(looks, key=int)], name) if looks else np.nan
-
-    return by_seed(runs, of)
+    return by_seed(runs, lambda row: seen_at_end(row, name))
 
 
 def looked(runs: Runs, name: str) -> list[float]:

@@ -8,7 +8,6 @@ import numpy as np
 from experiments.judge import AGREEING
 from experiments.runs import RATE, SEED, Best, Runs, number
 from experiments.sizes import SEEDS
-from resjax.health.series import learning_rate_sensitivity
 
 Fields = Mapping[str, Any]
 
@@ -66,17 +65,6 @@ def capped(runs: Runs, seeds: Sequence[int] = SEEDS) -> list[float]:
             continue
         start = float(np.mean(starts[np.isfinite(starts)]))
         found.append(float(np.mean(np.minimum(np.where(np.isfinite(losses), losses, np.inf), start))))
-    return found
-
-
-def sensitivity(runs: Runs, seeds: Sequence[int] = SEEDS) -> list[float]:
-    """M8 of each seed, nats; NaN where no rate got below the start."""
-    found = []
-    for seed in seeds:
-        mine = runs.where({SEED: seed})
-        starts = [start for row in mine if np.isfinite(start := number(row, "first_loss"))]
-        losses = [number(row, "eval_loss") for row in mine]
-        found.append(learning_rate_sensitivity(losses, float(np.mean(starts))) if starts else np.nan)
     return found
 
 

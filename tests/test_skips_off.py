@@ -12,7 +12,7 @@ import pytest
 from experiments import chasing, seen
 from experiments.experiment import named
 from experiments.runs import Runs
-from experiments.skips import capped, sensitivity
+from experiments.skips import capped
 from experiments.symmetric import least_loss
 from kit import make
 from resjax import sweep
@@ -248,9 +248,9 @@ def test_an_arm_that_fails_everywhere_is_insensitive_and_still_the_worse():
         )
 
     stuck, trained = arm(2.8, 2.8), arm(2.0, None)
-    assert sensitivity(stuck, [0]) == [0] and sensitivity(trained, [0]) == [0.75]
+    assert stuck.sensitivity([0]) == [0] and trained.sensitivity([0]) == [0.75]
     assert capped(stuck, [0]) == pytest.approx([2.8]) and capped(trained, [0]) == pytest.approx([2.75])
-    assert np.isnan(sensitivity(stuck, [1])[0]) and np.isnan(capped(stuck, [1])[0])
+    assert np.isnan(stuck.sensitivity([1])[0]) and np.isnan(capped(stuck, [1])[0])
 
 
 # ------------------------------------------------------------------ what is measured
