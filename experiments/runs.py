@@ -9,11 +9,11 @@ import numpy as np
 
 from experiments.judge import AGREEING, best_at_edge
 from resjax.config.schema import FIELDS, find
-from resjax.errors import Refused, not_one_of
+from resjax.errors import Refused
 from resjax.health.series import learning_rate_sensitivity
-
-RATE, SEED, LOSS = "optimizer.lr", "seed", "eval_loss"
-Row = Mapping[str, Any]
+from resjax.sweeps import lines
+from resjax.sweeps.lines import ENDED, LOSS, RATE, SEED, Row, ending
+from resjax.sweeps.lines import value as value_of
 
 
 class Runs(Sequence[Row]):
@@ -133,30 +133,17 @@ class Best:
     edge: str
 
 
-def value_of(row: Row, path: str) -> Any:
-    """A field of a run: as the line says it, or its default."""
-    if path not in FIELDS:
-        raise not_one_of("the field", path, FIELDS)
-    value = row["fields"].get(path, row.get("config", {}).get(path, FIELDS[path].default))
-    return tuple(value) if isinstance(value, list) else value
-
-
 def number(row: Row, name: str) -> float:
-    """A number of a line; NaN where it is None, text such as "nan", or not there."""
+    """A number of a line, ``name`` leading inside, as 'spikes.max_loss'; NaN where it is None, text such as "nan", or not there."""
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) else np.nan
-
-
-def ending(row: Row) -> str:
-    """The outcome class of a run; 'failed' of one that did not run, 'killed' of one that was cut off."""
-    return row.get("outcome") or row["status"]
+    return lines.number(value)
 
 
 def ended(row: Row | None, *names: str) -> float:
     """1 if a run ended as one of these outcomes, 0 if otherwise; NaN of one that did not run, which tells nothing."""
-    if row is None or row["status"] not in ("done", "diverged"):
+    if row is None or row["status"] not in ENDED:
         return np.nan
     return float(ending(row) in names)
 

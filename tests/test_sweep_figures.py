@@ -23,7 +23,8 @@ from resjax.sweeps.figures import (
     sensitivity,
 )
 from resjax.sweeps.figures.curves import smoothed
-from resjax.sweeps.figures.rows import best, ending, grouped, label, number, value, varying
+from resjax.sweeps.figures.rows import best, grouped, label, varying
+from resjax.sweeps.lines import ending, number, value
 
 RATES = (1e-3, 1e-2, 1e-1)
 FLOORS = {"unigram": 2.8, "bigram": 2.3, "trigram": 1.8}

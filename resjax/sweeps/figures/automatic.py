@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from resjax import drawing
 from resjax.errors import Refused
 from resjax.sweeps.figures import best_rate, losses, phase, profiles, sensitivity
-from resjax.sweeps.figures.rows import DEPTH, RATE, Row, best, grouped, some, value, varying
+from resjax.sweeps.figures.rows import best, grouped, some, varying
+from resjax.sweeps.lines import DEPTH, RATE, Row, value
 from resjax.train.writers import from_json, to_json, write_bytes
 
 FOLDER = "figures"

@@ -11,8 +11,9 @@ from resjax import drawing
 from resjax.errors import Refused, not_one_of
 from resjax.health.shrink import thin
 from resjax.sweeps.figures import look
-from resjax.sweeps.figures.rows import CLASSES, NOT_RUN, By, Row, counted, ending, grouped, number, some, varying
+from resjax.sweeps.figures.rows import By, counted, grouped, some, varying
 from resjax.sweeps.figures.sheet import Sheet
+from resjax.sweeps.lines import CLASSES, NOT_RUN, Row, ending, number
 
 KINDS = {"loss": "training loss", "eval_loss": "held-out loss"}
 POINTS = 240  # of a line

@@ -13,8 +13,9 @@ from resjax.errors import Refused, not_one_of
 from resjax.health.figures import CLAIMED_BAND as BAND
 from resjax.health.figures import GROUPS
 from resjax.sweeps.figures import look
-from resjax.sweeps.figures.rows import By, Row, ending, grouped, number, some, varying
+from resjax.sweeps.figures.rows import By, grouped, some, varying
 from resjax.sweeps.figures.sheet import Sheet
+from resjax.sweeps.lines import Row, ending, number
 
 KNOWN = {figure.probe: figure for _, _, figures in GROUPS for figure in figures}
 COLUMNS = ("attention", "mlp")  # of a probe by block and site, in this order

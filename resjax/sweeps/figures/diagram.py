@@ -13,21 +13,9 @@ from matplotlib.patches import Patch, Rectangle
 from resjax import drawing
 from resjax.sweeps.figures import look
 from resjax.sweeps.figures.rates import said_number
-from resjax.sweeps.figures.rows import (
-    CLASSES,
-    DEPTH,
-    RATE,
-    SEED,
-    By,
-    Row,
-    ending,
-    grouped,
-    number,
-    some,
-    value,
-    varying,
-)
+from resjax.sweeps.figures.rows import By, grouped, some, varying
 from resjax.sweeps.figures.sheet import Sheet
+from resjax.sweeps.lines import CLASSES, DEPTH, RATE, SEED, Row, ending, number, value
 
 PART = 0.23  # inches, of a run
 SMALLEST, GAP = 0.5, 0.04  # inches, of a field; of a field, around it

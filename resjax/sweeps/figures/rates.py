@@ -13,26 +13,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from resjax import drawing
 from resjax.errors import Refused
 from resjax.sweeps.figures import look
-from resjax.sweeps.figures.rows import (
-    DEPTH,
-    LOSS,
-    NOT_RUN,
-    RATE,
-    SEED,
-    Best,
-    By,
-    Row,
-    best,
-    by_value,
-    ending,
-    grouped,
-    label,
-    number,
-    some,
-    value,
-    varying,
-)
+from resjax.sweeps.figures.rows import Best, By, best, by_value, grouped, label, some, varying
 from resjax.sweeps.figures.sheet import Sheet
+from resjax.sweeps.lines import DEPTH, LOSS, NOT_RUN, RATE, SEED, Row, ending, number, value
 
 DODGED, MOST_DODGED = 0.12, 0.7  # of the distance of two values of the grid: between two arms, and of all
 ROW = 0.045  # of the axis: a row of marks above the scale

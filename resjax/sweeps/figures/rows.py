@@ -1,52 +1,18 @@
-"""What does a line of results say to a figure? Its fields, its numbers, how it ended; and which lines are one arm."""
+"""Which lines of a sweep does a figure draw together? Arms, values of a field, and where an arm is at its best."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from resjax.config.field import show
-from resjax.config.schema import FIELDS, find
 from resjax.errors import Refused
-from resjax.sweeps.outcome import OUTCOMES
+from resjax.sweeps.lines import LOSS, RATE, SEED, Row, ending, number, value
 
-RATE, DEPTH, SEED, LOSS = "optimizer.lr", "model.depth", "seed", "eval_loss"
-UNCLASSED = "no class"  # ended, but the source's floors are unknown
-CLASSES = (*OUTCOMES, UNCLASSED, "failed", "killed")
-NOT_RUN = ("failed", "killed")
-ENDED = ("done", "diverged")
-Row = Mapping[str, Any]
 By = Sequence[str] | Callable[[Row], str]
 """What makes an arm or a panel: fields, whose values name it; or a function from a line to a name."""
-
-
-def value(row: Row, path: str) -> Any:
-    """A field of a run: as its line says, or its default.
-
-    Raises:
-      Refused: no such field.
-    """
-    path = find(path).path
-    found = row.get("fields", {}).get(path, row.get("config", {}).get(path, FIELDS[path].default))
-    return tuple(found) if isinstance(found, list) else found
-
-
-def number(given: Any) -> float:
-    """A number of a line; NaN of None, of text such as "nan", and of what is not there."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return np.nan
-    try:
-        return float(given)
-    except ValueError:
-        return np.nan
-
-
-def ending(row: Row) -> str:
-    """One of ``CLASSES``."""
-    status = row.get("status")
-    return str(row.get("outcome") or (UNCLASSED if status in ENDED else status))
 
 
 def varying(rows: Iterable[Row]) -> list[str]:
