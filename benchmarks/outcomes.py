@@ -162,18 +162,20 @@ def row(label: str, rows: dict[str, Any]) -> str:
 
 
 def unexplained(rows: dict[str, Any]) -> list[str]:
-    """The schemes of which some seed does not end trained and of which nothing is said."""
-    explained = {name for names in WHY for name in names}
-    return [
-        label
-        for label in schemes()
-        if label in rows
-        and label not in explained
-        and any(
-            (rows[label].get(key({"optimizer.lr": best(rows[label]), "seed": seed})) or {}).get("outcome") != "trained"
-            for seed in SEEDS
-        )
-    ]
+    """The schemes of which some run at the best rate does not end trained, or none ends finite, and of which nothing is said."""
+    said = {name for names in WHY for name in names}
+    return [label for label in schemes() if label in rows and label not in said and not trains(rows[label])]
+
+
+def trains(mine: dict[str, Any]) -> bool:
+    """Whether every seed at the best rate ends trained."""
+    rate = best(mine)
+    return rate is not None and all(seen["outcome"] == "trained" for seen in at(mine, rate))
+
+
+def at(mine: dict[str, Any], rate: float) -> list[dict[str, Any]]:
+    """The runs at a rate, by seed."""
+    return [mine[k] for seed in SEEDS if (k := key({"optimizer.lr": rate, "seed": seed})) in mine]
 
 
 def summary(mine: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -181,7 +183,7 @@ def summary(mine: dict[str, Any]) -> tuple[str, str, str, str]:
     rate = best(mine)
     if rate is None:
         return "-", ", ".join(sorted({row["outcome"] or "?" for row in mine.values()})) or "not run yet", "-", "-"
-    seeds = [mine[k] for seed in SEEDS if (k := key({"optimizer.lr": rate, "seed": seed})) in mine]
+    seeds = at(mine, rate)
     losses = [row["eval_loss"] for row in seeds if known(row["eval_loss"])]
     names = [row["outcome"] or "?" for row in seeds]
     counted = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

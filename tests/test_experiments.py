@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import synthetic_cells
+from experiments import again, frozen, results
 from experiments import experiment as files
-from experiments import frozen, results
 from experiments import run as command
 from experiments.experiment import every, read
 from experiments.judge import in_ropes, share
@@ -317,3 +317,31 @@ def test_an_experiment_judges_and_draws_whatever_its_runs_did(experiment, case):
     assert all(one.told() for one in settled)
     if case == "failed":
         assert "supported" not in [one.verdict for one in settled]
+
+
+# ------------------------------------------------------------------ once more
+
+
+def test_a_cell_comes_out_again(toy, capsys):
+    frozen.main(["E90"])
+    command.main(["E90"])
+    capsys.readouterr()
+    assert again.main(["E90"]) == 0
+    out = capsys.readouterr().out
+    assert "all 6 digits that are kept" in out and "optimizer.lr=0.001 seed=0" in out
+    kept = results.place(read(toy), "cpu")
+    last = results.read(kept).runs[-1]
+    assert again.main(["E90", f"--cell={last['cell']}"]) == 0 and "seed=1" in capsys.readouterr().out
+    kept.write_text(kept.read_text().replace(f'"eval_loss":{last["eval_loss"]}', '"eval_loss":9.0'))
+    assert again.main(["E90", f"--cell={last['cell']}"]) == 1 and "its loss was 9" in capsys.readouterr().out
+    assert again.main(["E90", "--cell=0000"]) == 2 and "--cell" in capsys.readouterr().err
+
+
+def test_another_class_a_lost_loss_and_a_large_difference_are_told():
+    was = row(2.0)
+    assert set(again.differences(was, row(2.019))) == {"same"}
+    assert set(again.differences(was, row(2.021))) == {"loss"}
+    assert set(again.differences(was, row(None))) == {"loss"}
+    assert set(again.differences(was, row(2.0, outcome="bigram"))) == {"outcome"}
+    assert set(again.differences(row(None), row(None))) == {"same"}
+    assert set(again.differences(was, was | FAILED)) == {"outcome", "loss"}

@@ -42,6 +42,22 @@ def test_every_scheme_and_form_has_a_line():
         assert f"| `{label}` | - | not run yet |" in page
 
 
+def test_a_scheme_that_does_not_train_needs_a_word(monkeypatch):
+    monkeypatch.setattr(outcomes, "WHY", {("plain",): "Expected."})
+    trained = {"lr=0.01,seed=0": {"outcome": "trained", "eval_loss": 2.0}}
+    rows = {"plain": ROWS, "pre_ln": trained, "post_ln": ROWS, "keel": {"lr=0.01,seed=0": ROWS["lr=0.01,seed=0"]}}
+    assert outcomes.unexplained(rows) == ["post_ln", "keel"]
+    assert "**`plain`.** Expected." in outcomes.page(rows)
+
+
+def test_of_every_kept_scheme_that_does_not_train_the_page_says_why():
+    assert outcomes.unexplained(outcomes.read()) == []
+
+
+def test_the_page_is_that_of_the_kept_rows():
+    assert outcomes.PAGE.read_text() == outcomes.page(outcomes.read())
+
+
 def test_rows_written_at_once_are_all_kept(kept):
     def write(i):
         outcomes.merged(f"scheme{i % 3}", {f"lr=0.001,seed={i}": {"outcome": "trained"}})
