@@ -25,6 +25,7 @@ from resjax.sweeps.figures import (
 from resjax.sweeps.figures.curves import smoothed
 from resjax.sweeps.figures.rows import best, grouped, label, varying
 from resjax.sweeps.lines import ending, number, value
+from resjax.train.writers import parse
 
 RATES = (1e-3, 1e-2, 1e-1)
 FLOORS = {"unigram": 2.8, "bigram": 2.3, "trigram": 1.8}
@@ -503,3 +504,19 @@ def test_a_sweep_draws_at_its_end_and_only_once(calm, tmp_path, capsys, monkeypa
     monkeypatch.setattr(automatic, "losses", lambda *_: 1 / 0)
     assert sweep.main(command) == 0
     assert "note: losses.svg was not drawn: ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_grid_of_depth_and_rate_says_how_each_cell_ended_and_where_its_best_rate_lies(calm, tmp_path):
+    """A32: what has to move with depth? Every cell of a seed sees one text, has an end, and stops no other; the edge is told."""
+    folder = tmp_path / "sweep"
+    grids = ("--grid", "model.depth=2,8", "--grid", "optimizer.lr=1e-4,1e-3,1e30")
+    assert sweep.main(runs.words(calm, folder, *grids, train__steps=6)) == 1
+    rows = [parse(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["done", "done", "diverged"] * 2
+    assert all(row["outcome"] == "nonfinite" for row in rows if row["status"] == "diverged")
+    assert len({str(row["baselines"]) for row in rows}) == 1
+    assert "Warning" not in words(best_rate(rows)), "a rate beyond the best was tried, and diverged"
+    tried = [row for row in rows if row["fields"]["optimizer.lr"] < 1]
+    assert "8 (1e-3, the largest)" in words(best_rate(tried))

@@ -224,8 +224,24 @@ def added(self, row):
     sizes.append(int(open("/proc/self/statm").read().split()[1]) * 4096 >> 10)
 results.Results.add = added
 import atexit
-atexit.register(lambda: print("KIB", sizes[19], max(sizes[20:]), len(sizes), len(traces)))""",
+atexit.register(lambda: print("KIB", *sizes, "TRACES", len(traces)))""",
 )
+
+
+def sizes_of(config, folder, *grid):
+    """KiB of the process after each cell of a sweep, and how many steps were made into programs."""
+    words = runs.words(config, folder, "--no-figures", *grid, **BARE)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, *words],
+        env=runs.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sizes, traces = re.search(r"KIB ([\d ]+) TRACES (\d+)", done.stdout).groups()
+    return [int(size) for size in sizes.split()], int(traces)
 
 
 @pytest.mark.slow
@@ -236,16 +252,19 @@ def test_memory_is_flat_over_200_cells_and_a_shape_is_compiled_once(calm, tmp_pa
     """After the first 20 cells, at most 5 % more."""
     seeds, rates = ",".join(map(str, range(20))), ",".join(f"{1e-3 * (1 + i)}" for i in range(10))
     grid = ("--grid", f"seed={seeds}", "--grid", f"optimizer.lr={rates}")
-    words = runs.words(calm, tmp_path / "sweep", "--no-figures", *grid, **BARE)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, *words],
-        env=runs.environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    early, most, count, traces = map(int, re.search(r"KIB (\d+) (\d+) (\d+) (\d+)", done.stdout).groups())
-    assert (count, traces) == (200, 1)
+    sizes, traces = sizes_of(calm, tmp_path / "sweep", *grid)
+    early, most = sizes[19], max(sizes[20:])
+    assert (len(sizes), traces) == (200, 1)
     assert most < 1.05 * early, f"{early} KiB after 20 cells, up to {most} KiB later"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="reads the memory of the process where Linux says it"
+)
+def test_memory_is_that_of_the_largest_cell_whatever_was_trained_before(calm, tmp_path):
+    """A33: twelve depths in one process, the largest first: at most 20 % more after the last than after the second."""
+    depths = ",".join(map(str, (12, *range(1, 12))))
+    sizes, traces = sizes_of(calm, tmp_path / "sweep", "--grid", f"model.depth={depths}")
+    assert (len(sizes), traces) == (12, 12)
+    assert sizes[-1] < 1.2 * sizes[1], f"KiB after each cell: {sizes}"
