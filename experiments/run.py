@@ -1,6 +1,6 @@
 """Do an experiment, or go on with it: train its grid, measure the rest, keep the results, say the verdicts.
 
-    python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--workers=N] [--dry-run]
+    python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--workers=N] [--dry-run [--measure]]
 
 What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small and with one seed, to see
 that it runs: nothing is kept beside what is under way, nothing drawn or judged.
@@ -42,13 +42,17 @@ def main(words: Sequence[str] | None = None) -> int:
         "--workers", metavar="N", help="processes that train its cells; see python -m resjax.sweep --help"
     )
     parser.add_argument("--dry-run", action="store_true", help="list the cells and how long they will take")
+    parser.add_argument("--measure", action="store_true", help="with --dry-run: time some steps first")
     parser.add_argument("--workdir", type=Path, default=WORK, metavar="DIR", help="what is under way (default: sweeps)")
     arguments = parser.parse_args(words)
+    planned = ["--dry-run"] * arguments.dry_run + ["--measure"] * arguments.measure
 
     def act() -> int:
+        if planned == ["--measure"]:
+            raise Refused("--measure goes with --dry-run; what is trained is timed by itself")
         code = 0
         for experiment in [named(name) for name in arguments.names]:
-            code = run(experiment, arguments.scale, arguments.workdir, arguments.dry_run, arguments.workers)
+            code = run(experiment, arguments.scale, arguments.workdir, planned, arguments.workers)
             if code not in (0, SOME_FAILED):
                 return code
         return code
@@ -56,14 +60,19 @@ def main(words: Sequence[str] | None = None) -> int:
     return answer(act)
 
 
-def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False, workers: str | None = None) -> int:
+def run(
+    experiment: Experiment, scale: str, workdir: Path, planned: Sequence[str] = (), workers: str | None = None
+) -> int:
     """One experiment; returns the exit code of its sweep, which gets ``workers`` as it stands.
+
+    Args:
+      planned: what the sweep is told so that it trains nothing, such as --dry-run; nothing is measured then, either.
 
     Raises:
       Refused: it is not as frozen.
     """
     smoke = scale == "smoke"
-    if not smoke and not dry_run:
+    if not smoke and not planned:
         frozen.check(experiment)
     here = workdir / f"{experiment.stem}.{scale}"
     print(f"{experiment.name}: {experiment.question}")
@@ -72,8 +81,8 @@ def run(experiment: Experiment, scale: str, workdir: Path, dry_run: bool = False
         options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]
         options += ["--scale=smoke", "--grid", ONE_SEED] if smoke else []
         options += [f"--workers={workers}"] if workers is not None else []
-        code = sweep.main([*options, *(["--dry-run"] if dry_run else [])])
-    if dry_run or code not in (0, SOME_FAILED):
+        code = sweep.main([*options, *planned])
+    if planned or code not in (0, SOME_FAILED):
         return code
     measured = {
         name: measure(here / "measured" / f"{name}.json", function, scale)

@@ -42,8 +42,13 @@ def test_depth_is_no_limit_where_everything_trains():
 
 def test_a_thousand_blocks_that_fail_at_the_one_rate_decide_nothing():
     found = verdicts("E05", lambda f: COLLAPSED if f["model.depth"] == 1000 else {})
-    assert found["C52"] == "undecided" and found["C21"] == "refuted"
+    assert found["C52"] == found["C21"] == "undecided"
     assert found["C13/degraded deep representations"] == "supported"
+
+
+def test_a_scheme_with_a_skip_that_fails_at_every_rate_refutes_that_depth_is_no_limit():
+    found = verdicts("E05", lambda f: COLLAPSED if f["residual.name"] == "post_ln" and f["model.depth"] == 128 else {})
+    assert found["C52"] == "supported" and found["C21"] == "refuted"
 
 
 def test_deeper_is_better_where_it_is():
