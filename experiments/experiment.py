@@ -13,15 +13,17 @@ A file ``experiments/eNN_name.py`` holds
     judge(runs, measured)         yields a Finding for each claim and setting
     figure(runs, measured)        a matplotlib Figure, the panel of the page
 
-and nothing else needs to know of it. ``python -m experiments.run eNN`` does what it says and keeps the results.
+and ``python -m experiments.run eNN`` does what it says and keeps the results. docs/experiments.md says how to add one.
 """
 
 import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.claims import allowed
 from experiments.judge import Effect, Judged, Predicate, Settled
 from experiments.runs import Runs
 from resjax.config.load import from_file
@@ -30,7 +32,7 @@ from resjax.errors import Refused, not_one_of
 
 FOLDER = Path(__file__).resolve().parent
 SCALES = ("smoke", "cpu", "accelerator")
-FILES = re.compile(r"e\d\d_\w+\.py")
+FILES, ALMOST = re.compile(r"e\d\d_\w+\.py"), re.compile(r"[eE]\d+(_.*)?\.py")
 WHAT = "the experiment"
 Rows = list[dict[str, Any]]
 Measured = Mapping[str, Rows]
@@ -99,7 +101,27 @@ class Experiment:
         """Its figure as an SVG file, whose bytes depend on nothing but what it shows."""
         from resjax.drawing import svg
 
-        return svg(self.drawing(runs, measured), self.question)
+        return svg(self.drawn(runs, measured), self.question)
+
+    def drawn(self, runs: Runs, measured: Measured) -> Any:
+        """Its figure.
+
+        Raises:
+          Refused: figure() failed.
+        """
+        return self._called("figure()", lambda: self.drawing(runs, measured))
+
+    def _called(self, what: str, function: Callable[[], Any]) -> Any:
+        """What a function of the file gives, its faults in a sentence."""
+        try:
+            return function()
+        except Refused:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((one.lineno for one in reversed(frames) if one.filename == str(self.path)), None)
+            where = f"{self.path}, line {line}" if line else str(self.path)
+            raise Refused(f"{self.name}: {what} failed in {where}: {type(error).__name__}: {error}") from error
 
     def settle(self, runs: Runs, measured: Measured, scale: str) -> list[Settled]:
         """The verdicts on its claims, one for each claim and setting.
@@ -108,7 +130,7 @@ class Experiment:
           Refused: a finding that no predicate was frozen for, or with another number of effects than predicates; a claim without one.
         """
         settled, told = [], set()
-        for found in self.judging(runs, measured):
+        for found in self._called("judge()", lambda: list(self.judging(runs, measured))):
             if found.claim not in self.predicates:
                 raise not_one_of(f"{self.name}: the claim of a finding", found.claim, self.predicates)
             wanted = self.predicates[found.claim]
@@ -139,15 +161,28 @@ def read(path: Path) -> Experiment:
             raise Refused(f"{WHAT} '{path}' has no {name}; see experiments/experiment.py for what it needs")
         return getattr(module, name, missing)
 
-    predicates = part("PREDICATES")
-    if not predicates or not all(predicates.values()):
+    predicates, cut = part("PREDICATES"), part("CUT", ())
+    if not isinstance(predicates, Mapping) or not predicates:
         raise Refused(f"{WHAT} '{path}': PREDICATES needs a claim, and each claim one predicate or more")
+    for key, several in predicates.items():
+        if (
+            not isinstance(several, tuple | list)
+            or not several
+            or not all(isinstance(one, Predicate) for one in several)
+        ):
+            raise Refused(
+                f"{WHAT} '{path}': PREDICATES['{key}'] has to be a tuple of predicates, (Predicate(...),) if it is one"
+            )
+        if why := allowed(key):
+            raise Refused(f"{WHAT} '{path}': {why}")
+    if isinstance(cut, str):
+        raise Refused(f"{WHAT} '{path}': CUT has to be a tuple of sentences, ('...',) if it is one")
     return Experiment(
         name=path.stem.partition("_")[0].upper(),
         path=path,
         question=part("QUESTION"),
         predicates={key: tuple(value) for key, value in predicates.items()},
-        cut=tuple(part("CUT", ())),
+        cut=tuple(cut),
         settings=part("SETTINGS"),
         measures=part("MEASURES", {}),
         judging=part("judge"),
@@ -156,10 +191,24 @@ def read(path: Path) -> Experiment:
 
 
 def paths() -> dict[str, Path]:
-    """The experiment files there are, by name in ascending order."""
-    return {
-        path.stem.partition("_")[0].upper(): path for path in sorted(FOLDER.iterdir()) if FILES.fullmatch(path.name)
-    }
+    """The experiment files there are, by name in ascending order.
+
+    Raises:
+      Refused: two of them have one number, or one is named otherwise.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(FOLDER.iterdir()):
+        if not ALMOST.fullmatch(path.name):
+            continue
+        if not FILES.fullmatch(path.name):
+            raise Refused(
+                f"'{path.name}' in experiments/ is no name of an experiment; it has to be like e18_norm_and_skip.py"
+            )
+        name = path.stem.partition("_")[0].upper()
+        if name in found:
+            raise Refused(f"'{found[name].name}' and '{path.name}' are both {name}; give one of them another number")
+        found[name] = path
+    return found
 
 
 def named(name: str) -> Experiment:
@@ -171,9 +220,10 @@ def named(name: str) -> Experiment:
     if name.endswith(".py"):
         return read(Path(name))
     there = paths()
-    if (short := name.partition("_")[0].upper()) not in there:
-        raise not_one_of("the experiment", name, there)
-    return read(there[short])
+    short, _, rest = name.partition("_")
+    if short.upper() not in there or (rest and there[short.upper()].stem != name.lower()):
+        raise not_one_of("the experiment", name, [path.stem for path in there.values()] if rest else there)
+    return read(there[short.upper()])
 
 
 def every() -> Sequence[Experiment]:

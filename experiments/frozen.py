@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from experiments import rehearsal
 from experiments.experiment import FOLDER, Experiment, every, named
 from resjax.errors import Refused
 from resjax.main import answer
@@ -77,7 +78,7 @@ def freeze(experiments: Iterable[Experiment], reason: str | None = None) -> list
     """Freeze experiments; what changes an entry is listed with the reason. Returns what was done, a sentence each.
 
     Raises:
-      Refused: an entry would change, and no reason is given.
+      Refused: an entry would change, and no reason is given; an experiment is faulty.
     """
     kept, told = read(), []
     for one in experiments:
@@ -91,6 +92,7 @@ def freeze(experiments: Iterable[Experiment], reason: str | None = None) -> list
                 f"{one.name} was frozen, and {', '.join(changed)} would change; give the reason: "
                 f'python -m experiments.frozen {one.name} --change="why"'
             )
+        rehearsal.check(one, GRIDS)
         day = datetime.now(UTC).date().isoformat()
         if changed:
             kept["changes"].append({"date": day, "experiment": one.name, "what": changed, "why": reason})

@@ -6,12 +6,12 @@ run that ended NaN) stays in the list, never agrees with a claim, and is told.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy import stats
 
-from resjax.errors import Refused
+from resjax.errors import Refused, not_one_of
 
 Verdict = Literal["supported", "refuted", "mixed", "undecided"]
 Side = Literal["above", "below", "inside"]
@@ -148,7 +148,8 @@ class Predicate:
       side: the claimed side of the threshold; ``inside`` is within it on both sides of 0.
       threshold: in the effect's unit.
       seeds: that it needs.
-      other: where it is refuted, if not wholly on the other side of the same threshold: for 'above' 0.2, refuted below 0.1.
+      other: the threshold beyond which it is refuted, if that is another one: Predicate("share", "above", 0.8, other=0.2) is supported
+        by an interval wholly above 0.8, refuted by one wholly below 0.2, and undecided by any other, such as 0.3 to 0.6.
       agree: share of the seeds that have to lie on the claimed side themselves; 0 where the claim is that something occurs at all.
     """
 
@@ -158,6 +159,10 @@ class Predicate:
     seeds: int = LEAST
     other: float | None = None
     agree: float = AGREEING
+
+    def __post_init__(self) -> None:
+        if self.side not in (sides := get_args(Side)):
+            raise not_one_of(f"the side of the predicate '{self.name}'", self.side, sides)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--workers=N] [--dry-run [--measure]]
 
 What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small and with one seed, to see
-that it runs: nothing is kept beside what is under way, nothing drawn or judged.
+that it runs, and judge and figure are tried on made-up runs: nothing is kept beside what is under way, and no verdict is given.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import frozen, results
+from experiments import frozen, rehearsal, results
 from experiments.experiment import SCALES, Experiment, named
 from resjax import sweep
 from resjax.errors import Refused
@@ -76,6 +76,9 @@ def run(
         frozen.check(experiment)
     here = workdir / f"{experiment.stem}.{scale}"
     print(f"{experiment.name}: {experiment.question}")
+    if smoke and not planned:
+        rehearsal.check(experiment)
+        print(f"judge and figure do their work on runs that are made up: {', '.join(rehearsal.ENDS)}")
     code = 0
     if experiment.cells(scale):
         options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]

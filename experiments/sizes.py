@@ -5,7 +5,7 @@ from typing import Any
 from resjax.config import default
 from resjax.errors import not_one_of
 
-RATES4 = (1e-3, 3e-3, 1e-2, 3e-2)
+RATES4 = (1e-3, 3e-3, 1e-2, 3e-2)  # the middle of the seven below, where width 32 trains; the articles name no rates
 RATES7 = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)  # of Wortsman et al. 2023
 SEEDS = (0, 1, 2, 3, 4)
 WARMUP = 0.1  # of the steps

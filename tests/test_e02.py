@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import synthetic_cells
+from experiments import rehearsal
 from experiments.e02_norm_placement import MIDDLE
 from experiments.experiment import named
 
@@ -38,7 +38,7 @@ def usual(fields):
 
 
 def settled(told=usual):
-    return E02.settle(synthetic_cells.cells(E02, told), {}, "cpu")
+    return E02.settle(rehearsal.cells(E02, told), {}, "cpu")
 
 
 def verdicts(found):
@@ -109,7 +109,7 @@ def test_loud_failures_and_a_needed_remedy_are_found():
 def test_lost_seeds_are_told_and_never_make_an_arm_best():
     def gone(fields):
         lost = fields["seed"] == 1 and fields["residual.name"] == "pre_ln" and fields["optimizer.lr"] == 1e-2
-        return usual(fields) | (synthetic_cells.lost(fields) if lost else {})
+        return usual(fields) | (rehearsal.lost(fields) if lost else {})
 
     found = settled(gone)
     (final,) = [one for one in found if one.claim == "C42"]
@@ -119,7 +119,7 @@ def test_lost_seeds_are_told_and_never_make_an_arm_best():
 
 
 def test_the_panel_has_a_field_for_every_run_and_lines_of_token_cosine():
-    drawn = E02.drawing(synthetic_cells.cells(E02, usual), {})
+    drawn = E02.drawing(rehearsal.cells(E02, usual), {})
     titles = [axis.get_title(loc="left") for axis in drawn.axes]
     assert titles == ["Post-LN, gain 0.55", "Pre-LN, gain 0.55", "Post-LN, gain 1", "Pre-LN, gain 1"]
     fields = sum(len(axis.patches) for axis in drawn.axes)

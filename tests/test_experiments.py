@@ -1,14 +1,13 @@
 """Do the rails of experiments hold? Runs are chosen and lined up, predicates frozen, results kept and read back, on synthetic runs."""
 
-import io
 import json
-import warnings
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import synthetic_cells
-from experiments import again, frozen, results
+from experiments import again, frozen, rehearsal, results
 from experiments import experiment as files
 from experiments import run as command
 from experiments.experiment import every, read
@@ -22,8 +21,7 @@ from resjax.sweeps.cells import build
 from resjax.sweeps.grid import from_config
 from resjax.sweeps.grid import settings as grid_settings
 
-FAILED = {"status": "failed", "outcome": None, **dict.fromkeys(("eval_loss", "first_loss", "token_cosine"))}
-FAILED |= {"error": "it did not run", "curve": [], "profiles": {}, "floors": None}
+FAILED = rehearsal.failed({})
 TOY = '''
 """E90: is a larger rate better?"""
 import matplotlib
@@ -35,7 +33,7 @@ from experiments.sizes import sized
 from resjax.sweeps.combine import product
 
 QUESTION = "Is a larger rate better?"
-PREDICATES = {"C00/larger": (Predicate("loss at the larger rate less that at the smaller", "below", 0.0, seeds=2),)}
+PREDICATES = {"C40": (Predicate("loss at the larger rate less that at the smaller", "below", 0.0, seeds=2),)}
 SETTINGS = {"cpu": "toy"}
 CUT = ()
 VARIANTS = ("accelerator",)
@@ -54,7 +52,7 @@ def sweep(variant=None):
 
 def judge(runs, measured):
     low, high = (part.losses([0, 1]) for part in runs.split("optimizer.lr").values())
-    yield Finding("C00/larger", (difference(high, low),), notes=(f"{len(measured['numbers'])} numbers",))
+    yield Finding("C40", (difference(high, low),), notes=(f"{len(measured['numbers'])} numbers",))
 
 
 def figure(runs, measured):
@@ -182,7 +180,7 @@ def test_an_experiment_is_done_kept_and_judged(toy, capsys):
 
     assert command.main(["E90"]) == 0
     out = capsys.readouterr().out
-    assert "C00 (larger): " in out and "note: 3 numbers" in out
+    assert "C40: " in out and "note: 3 numbers" in out
     kept = toy.parent / "results" / "e90_rate.cpu.json"
     found = results.read(kept)
     assert len(found.runs) == 4 and found.runs.seeds == [0, 1] and list(found.measured) == ["numbers"]
@@ -190,7 +188,7 @@ def test_an_experiment_is_done_kept_and_judged(toy, capsys):
     assert "model.width" not in json.loads(kept.read_text())["rows"][0]["config"]
     assert found.about["frozen"] == frozen.digest() and found.about["command"].endswith("E90 --scale=cpu")
     (settled,) = read(toy).settle(found.runs, found.measured, "cpu")
-    assert settled.claim == "C00" and settled.reading == "larger" and settled.settings == "toy"
+    assert settled.claim == "C40" and settled.reading == "" and settled.settings == "toy"
 
     # again: nothing is trained, and the bytes are the same
     before = kept.read_bytes(), kept.with_suffix(".svg").read_bytes()
@@ -228,7 +226,7 @@ def test_cells_that_workers_of_another_platform_trained_are_found(toy):
 @pytest.mark.slow
 def test_smoke_keeps_and_judges_nothing(toy, capsys):
     assert command.main(["E90", "--scale=smoke"]) == 0
-    assert "C00" not in capsys.readouterr().out
+    assert "C40" not in capsys.readouterr().out
     assert not (toy.parent / "results").exists() and not frozen.FILE.exists()
 
 
@@ -238,7 +236,7 @@ def test_what_was_frozen_changes_only_with_a_reason(toy, capsys):
     edited(toy, '"below", 0.0', '"below", 0.1')
     edited(toy, "[1e-3, 1e-2]", "[1e-3, 3e-3]")
     assert command.main(["E90"]) == 2
-    assert "predicates C00/larger, grids accelerator, grids cpu" in capsys.readouterr().err
+    assert "predicates C40, grids accelerator, grids cpu" in capsys.readouterr().err
     assert frozen.main(["E90"]) == 2 and frozen.digest() == before
     assert frozen.main(["E90", "--change=the threshold was a slip"]) == 0
     assert frozen.digest() != before
@@ -250,14 +248,57 @@ def test_what_was_frozen_changes_only_with_a_reason(toy, capsys):
 def test_every_claim_with_predicates_is_told_and_no_other(toy):
     runs, measured = grid({1e-3: [2.0, 2.0], 1e-2: [2.1, 2.1]}), {"numbers": []}
     experiment = read(toy)
-    assert experiment.claims == ["C00"]
+    assert experiment.claims == ["C40"]
     assert [one.verdict for one in experiment.settle(runs, measured, "cpu")] == ["refuted"]
-    edited(toy, 'yield Finding("C00/larger"', 'yield Finding("C00/lager"')
-    with pytest.raises(Refused, match="did you mean 'C00/larger'"):
+    edited(toy, 'yield Finding("C40"', 'yield Finding("C04"')
+    with pytest.raises(Refused, match="did you mean 'C40'"):
         read(toy).settle(runs, measured, "cpu")
-    edited(toy, 'yield Finding("C00/lager"', 'return\n    yield Finding("C00/larger"')
-    with pytest.raises(Refused, match="nothing was found about C00/larger"):
+    edited(toy, 'yield Finding("C04"', 'return\n    yield Finding("C40"')
+    with pytest.raises(Refused, match="nothing was found about C40"):
         read(toy).settle(runs, measured, "cpu")
+
+
+@pytest.mark.parametrize(
+    "old, new, sentence",
+    [
+        ('"C40": (Predicate', '"C99": (Predicate', "there is no claim C99"),
+        ('"C40": (Predicate', '"C12/nrom": (Predicate', "of C12 there are the readings norm"),
+        ("seeds=2),)}", "seeds=2))}", r"PREDICATES\['C40'\] has to be a tuple of predicates"),
+        ("CUT = ()", 'CUT = ("no depths")', "CUT has to be a tuple of sentences"),
+        ('"below", 0.0', '"bellow", 0.0', "the side of the predicate .* did you mean 'below'"),
+        ('"optimizer.lr": [1e-3', '"optimizer.rl": [1e-3', "optimizer.rl"),
+        (
+            "low, high = (part",
+            "low, middle, high = (part",
+            r"judge\(\) failed in .*e90_rate.py, line \d+: ValueError: not enough values",
+        ),
+        ("    yield Finding(", "    return Finding(", r"judge\(\) failed in .*TypeError"),
+        ("drawn.subplots()", "drawn.subplots(0)", r"figure\(\) failed in .*, line \d+: ValueError"),
+    ],
+)
+def test_a_faulty_experiment_is_found_before_it_is_frozen_or_trained(toy, capsys, old, new, sentence):
+    assert old in toy.read_text()
+    edited(toy, "MEASURES =", "UNUSED =")  # a figure that needs measurements is not rehearsed
+    edited(toy, "{len(measured['numbers'])}", "0")
+    edited(toy, old, new)
+    assert frozen.main(["E90"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and error.count("\n") == 1
+    assert not frozen.FILE.exists()
+    assert command.main(["E90", "--scale=smoke"]) == 2 and not Path("sweeps").exists()
+
+
+def test_names_of_files_are_not_ambiguous(toy):
+    (toy.parent / "e90_copy.py").write_text(toy.read_text())
+    with pytest.raises(Refused, match="are both E90"):
+        files.paths()
+    (toy.parent / "e90_copy.py").rename(toy.parent / "e9_copy.py")
+    with pytest.raises(Refused, match="is no name of an experiment"):
+        files.paths()
+    (toy.parent / "e9_copy.py").unlink()
+    assert files.named("e90_rate").name == files.named("E90").name == "E90"
+    with pytest.raises(Refused, match="did you mean 'e90_rate'"):
+        files.named("e90_rato")
 
 
 def test_a_finding_has_an_effect_for_each_predicate(toy):
@@ -300,19 +341,10 @@ def test_experiments_are_as_frozen_and_fit_their_grid(experiment):
 
 
 @pytest.mark.parametrize("experiment", [one for one in every() if one.cells()], ids=lambda one: one.name)
-@pytest.mark.parametrize("case", ["healthy", "lost", "failed"])
+@pytest.mark.parametrize("case", rehearsal.ENDS)
 def test_an_experiment_judges_and_draws_whatever_its_runs_did(experiment, case):
     """All claims are told of; where nothing was trained, none is supported but by runs that are meant to be lost."""
-    ends = {"healthy": lambda fields: {}, "lost": synthetic_cells.lost, "failed": lambda fields: FAILED}
-    runs = synthetic_cells.cells(experiment, ends[case])
-    measured = {name: [] for name in experiment.measures}
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN here
-        settled = experiment.settle(runs, measured, "cpu")
-        if (
-            not experiment.measures
-        ):  # what is measured without training is there whatever the runs did, and not made up here
-            experiment.drawing(runs, measured).savefig(io.BytesIO(), format="svg")
+    settled = rehearsal.rehearse(experiment, case)
     assert {one.claim for one in settled} == set(experiment.claims)
     assert all(one.told() for one in settled)
     if case == "failed":

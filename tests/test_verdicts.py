@@ -5,9 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
-import synthetic_cells
+from experiments import rehearsal
 from experiments.experiment import named
-from synthetic_cells import cells, lost
+from experiments.rehearsal import cells, lost
 
 COLLAPSED = {"outcome": "collapsed", "eval_loss": 2.85, "token_cosine": 0.99}
 
@@ -206,5 +206,5 @@ def test_first_layers_that_lag_are_seen():
 
 
 def test_made_up_lines_differ_from_seed_to_seed():
-    losses = [row["eval_loss"] for row in synthetic_cells.cells(named("E11"), healthy)]
+    losses = [row["eval_loss"] for row in rehearsal.cells(named("E11"), healthy)]
     assert len(set(losses)) == len(losses)

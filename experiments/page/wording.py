@@ -44,7 +44,7 @@ def verdict(row: Row) -> str:
 def untested(row: Row, evidence: Evidence) -> str:
     """What would tell about a row that nothing was found about."""
     unbuilt = [one for one in row.claim.experiments if one not in evidence.built]
-    waiting = [one for one in row.claim.experiments if one not in unbuilt and _judges(evidence.built[one], row)]
+    waiting = [name for name, one in evidence.built.items() if _judges(one, row)]
     told = [f"{_all(unbuilt)} would tell: not built yet"] if unbuilt else []
     told += [f"{_all(waiting)} would tell: no results yet, `{run(*waiting)}`"] if waiting else []
     return "; ".join(told) or f"{_all(row.claim.experiments)} would be the place, and has no predicate for it yet"

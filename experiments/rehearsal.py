@@ -1,17 +1,24 @@
-"""Lines of a sweep as they might be, for a whole grid: for tests of what is made of them, where nothing is trained."""
+"""Would an experiment come to its verdicts? Its judge and figure on made-up lines of its whole grid, before anything is trained."""
 
+import io
+import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.experiment import Experiment
+from experiments.judge import Settled
 from experiments.runs import Runs
 from resjax.config.load import load
 from resjax.config.schema import FIELDS
+from resjax.errors import Refused
 from resjax.health.record import BLOCK_PROBES, SITE_PROBES
+from resjax.sweeps import grid
+from resjax.sweeps.cells import build
 from resjax.sweeps.run import changed
+from resjax.train.session import platform
 
 FLOORS = {"unigram": 2.845, "bigram": 2.326, "trigram": 1.787}
 
@@ -49,3 +56,52 @@ def lost(fields: Mapping[str, Any]) -> dict[str, Any]:
         "status": "diverged", "error": "step 1: the loss is not finite", "outcome": "nonfinite", "eval_loss": None,
         "train_loss": None, "last_loss": None, "token_cosine": None, "steps": 1, "curve": [], "profiles": {},
     }  # fmt: skip
+
+
+def failed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a cell that did not run."""
+    nothing = dict.fromkeys(("outcome", "eval_loss", "first_loss", "last_loss", "train_loss", "token_cosine", "floors"))
+    return nothing | {"status": "failed", "error": "it did not run", "curve": [], "profiles": {}}
+
+
+ENDS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "healthy": lambda fields: {},
+    "lost": lost,
+    "failed": failed,
+}
+
+
+def rehearse(experiment: Experiment, case: str, scale: str = "cpu") -> list[Settled]:
+    """The verdicts on made-up runs that all end in one way, one of ``ENDS``; the figure is drawn too, and thrown away.
+
+    Measurements are empty; a figure that needs them is left out.
+
+    Raises:
+      Refused: judge or figure do not do what they should.
+    """
+    runs = cells(experiment, ENDS[case], scale)
+    measured = {name: [] for name in experiment.measures}
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN here
+        settled = experiment.settle(runs, measured, scale)
+        if not experiment.measures:
+            experiment.drawn(runs, measured).savefig(io.BytesIO(), format="svg")
+    return settled
+
+
+def check(experiment: Experiment, grids: Sequence[str] = ("cpu",)) -> None:
+    """All that can be found to be wrong with an experiment before it trains.
+
+    Args:
+      grids: the scales whose cells are looked at, one after another.
+
+    Raises:
+      Refused: a field of a cell, or cells that contradict themselves; judge or figure that fail on runs of one of ``ENDS``.
+    """
+    for scale in grids:
+        settings = grid.settings(grid.from_config(experiment.cells(scale), str(experiment.path)), {})
+        for cell in build(experiment.spec(scale), (), settings, platform()):
+            if cell.refusal:
+                raise Refused(f"{experiment.name}, {grid.text(cell.fields)}: {cell.refusal}")
+    for case in ENDS:
+        rehearse(experiment, case)
