@@ -61,7 +61,7 @@ def skips(config: Any) -> bool | None:
 def outputs(subject: Subject, skip: bool) -> dict[str, np.ndarray]:
     """Means over all tokens: 'output' of every block, 'stream' after it, (depth, width)."""
     rows = list(subject.measured(_means))
-    before, after = (np.mean([row[name] for row in rows], axis=0, dtype=np.float64) for name in ("before", "after"))
+    before, after = (np.asarray([row[name] for row in rows], np.float64).mean(axis=0) for name in ("before", "after"))
     return {"output": after[:, -1] - before[:, 0] if skip else after[:, -1], "stream": after[:, -1]}
 
 

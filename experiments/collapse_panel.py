@@ -14,7 +14,7 @@ FLOORS = {
     "trigram": "H3, two back",
 }  # fmt: skip
 BY_DEPTH = ("Pre-LN", "no skip")
-TIMES = {"at the start": (1, "-"), "after training": ("end", ":")}
+TIMES: dict[str, tuple[int | str, str]] = {"at the start": (1, "-"), "after training": ("end", ":")}
 
 
 def panel(arms: Mapping[str, Best], levels: Mapping[str, Any]) -> Figure:

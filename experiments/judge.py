@@ -6,7 +6,7 @@ run that ended NaN) stays in the list, never agrees with a claim, and is told.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy import stats
@@ -15,6 +15,7 @@ from resjax.errors import Refused, not_one_of
 
 Verdict = Literal["supported", "refuted", "mixed", "undecided"]
 Side = Literal["above", "below", "inside"]
+Numbers = Sequence[float] | np.ndarray[Any, Any]
 RESAMPLES, LEVEL = 10_000, 0.95
 FEW = 5  # seeds up to which the t interval is taken too, and the wider of the two counts
 AGREEING = 0.8  # share of all seeds that have to lie on the claimed side
@@ -52,7 +53,7 @@ class Effect:
         return sum(not np.isfinite(value) for value in self.values)
 
 
-def effect(values: Sequence[float]) -> Effect:
+def effect(values: Numbers) -> Effect:
     """A number over seeds with its interval: bootstrap of the mean (10,000 resamples, percentiles); with five seeds or fewer, the wider of
     that and Student's."""
     row = np.asarray(values, np.float64)
@@ -67,7 +68,7 @@ def effect(values: Sequence[float]) -> Effect:
     return Effect(tuple(map(float, row)), Interval(float(low), float(high)))
 
 
-def difference(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
+def difference(arm: Numbers, baseline: Numbers) -> Effect:
     """Paired differences, arm less baseline, by seed.
 
     Raises:
@@ -81,20 +82,20 @@ def difference(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
         return effect(np.asarray(arm, np.float64) - np.asarray(baseline, np.float64))
 
 
-def rope(baseline: Sequence[float]) -> float:
+def rope(baseline: Numbers) -> float:
     """The half width within which a difference of losses is none: 0.01 nats, or twice the baseline's spread over seeds if that is more."""
     known = np.asarray(baseline, np.float64)
     known = known[np.isfinite(known)]
     return max(SMALLEST_ROPE, 2 * float(known.std(ddof=1)) if len(known) > 1 else 0.0)
 
 
-def in_ropes(arm: Sequence[float], baseline: Sequence[float]) -> Effect:
+def in_ropes(arm: Numbers, baseline: Numbers) -> Effect:
     """Paired differences of losses, arm less baseline, as multiples of the baseline's ROPE: within ±1 the two are equal."""
     found, unit = difference(arm, baseline), rope(baseline)
     return Effect(tuple(value / unit for value in found.values), Interval(*(bound / unit for bound in found.interval)))
 
 
-def share(hits: Sequence[bool | float]) -> Effect:
+def share(hits: Sequence[bool | float] | np.ndarray[Any, Any]) -> Effect:
     """A share of runs, a value of 0 or 1 a run, with Wilson's interval.
 
     A run that is not known (NaN) widens it: the lower bound counts it as 0, the upper one as 1.

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +13,7 @@ from experiments.runs import Runs
 
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000", "#808080")
 MARKERS = "osD^vP<>"
+DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 FLOORS = {"unigram": "H1, symbol frequencies", "bigram": "H2, given one symbol", "trigram": "H3, given two"}
 
 
@@ -65,8 +66,8 @@ class Panels:
 
     def floors(self, runs: Runs) -> None:
         """The entropies of the source, where they are known."""
-        known = next((row["floors"] for row in runs if row.get("floors")), {})
-        for (name, words), dash in zip(FLOORS.items(), ("-", "--", ":"), strict=True):
+        known: dict[str, float] = next((row["floors"] for row in runs if row.get("floors")), {})
+        for (name, words), dash in zip(FLOORS.items(), DASHES, strict=True):
             if name in known:
                 for axis in self.axes:
                     axis.axhline(known[name], color="#666666", linewidth=0.9, linestyle=dash)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.experiment import Experiment
+from experiments.experiment import Experiment, Rows
 from experiments.judge import Settled
 from experiments.runs import Runs
 from resjax.config.load import load
@@ -25,7 +25,8 @@ FLOORS = {"unigram": 2.845, "bigram": 2.326, "trigram": 1.787}
 
 def cells(experiment: Experiment, told: Callable[[Mapping[str, Any]], Mapping[str, Any]], scale: str = "cpu") -> Runs:
     """A line for every cell of an experiment's grid: that of a healthy run, over it what ``told`` says of its fields."""
-    usual, rows = changed(load(experiment.spec(scale))), {}
+    usual = changed(load(experiment.spec(scale)))
+    rows: dict[str, dict[str, Any]] = {}
     for fields in experiment.cells(scale):
         config = {path: value for path, value in (usual | fields).items() if value != FIELDS[path].default}
         rows.setdefault(repr(sorted(config.items())), line(config, fields) | dict(told(fields)))
@@ -80,7 +81,7 @@ def rehearse(experiment: Experiment, case: str, scale: str = "cpu") -> list[Sett
       Refused: judge or figure do not do what they should.
     """
     runs = cells(experiment, ENDS[case], scale)
-    measured = {name: [] for name in experiment.measures}
+    measured: dict[str, Rows] = {name: [] for name in experiment.measures}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN here
         settled = experiment.settle(runs, measured, scale)

@@ -1,6 +1,6 @@
 """What is a network without skips, without branches or without norms, in fields of a configuration? And which runs are its?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from experiments.judge import AGREEING
 from experiments.runs import RATE, SEED, Best, Runs, number
 from experiments.sizes import SEEDS
 
-Fields = Mapping[str, Any]
+Fields = dict[str, Any]
 
 FULL: Fields = {"residual.name": "pre_ln"}
 POST: Fields = {"residual.name": "post_ln"}

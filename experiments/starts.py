@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.experiment import Rows
+from experiments.judge import Numbers
 from experiments.runs import number
 from resjax.config.scheme import scheme as scheme_of
 from resjax.config.validate import resolve, validate
@@ -94,12 +95,12 @@ def profiles(rows: Iterable[Mapping[str, Any]], name: str, **fields: Any) -> np.
     return np.array([[one if isinstance(one, int | float) else np.nan for one in row] for row in lists], np.float64)
 
 
-def slopes(x: Sequence[float], y: np.ndarray) -> list[float]:
+def slopes(x: Numbers, y: np.ndarray) -> list[float]:
     """Of each row of y (seeds, len(x)) the slope of a straight line; NaN where a value is not finite."""
     return [float(np.polyfit(x, row, 1)[0]) if np.isfinite(row).all() else np.nan for row in y]
 
 
-def straightness(x: Sequence[float], y: np.ndarray) -> list[float]:
+def straightness(x: Numbers, y: np.ndarray) -> list[float]:
     """Of each row of y the share of its variance that a straight line explains, R^2; NaN where a value is not finite."""
     found = []
     for row in y:
