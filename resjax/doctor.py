@@ -21,6 +21,7 @@ OPTIONS = ("step", "against", "studies", "follow", "check", "json", "help")
 FOUND = 1  # exit code of --check where there are findings
 LOOKS = 3.0  # seconds between two looks of --follow
 QUIET = 30.0  # seconds without news, after which --follow asks whether anybody still trains there
+SILENT = 600.0  # after which it stops watching a folder of somebody else's loop, which cannot be asked
 QUICK, ALL, NONE = "quick", "all", "none"
 
 
@@ -161,9 +162,12 @@ def follow(folder: str) -> None:
         if (path / "summary.json").is_file():
             print("the run has ended", flush=True)
             return
-        locked = bool(case.config)  # who watches another model takes no lock
-        if locked and time.monotonic() - changed > QUIET and not in_use(path):
+        quiet, locked = time.monotonic() - changed, bool(case.config)  # who watches another model takes no lock
+        if locked and quiet > QUIET and not in_use(path):
             print("nobody trains in this folder", flush=True)
+            return
+        if not locked and quiet > SILENT:
+            print(f"no news for {SILENT / 60:.0f} minutes; the same command watches on", flush=True)
             return
         time.sleep(LOOKS)
 

@@ -257,6 +257,16 @@ def test_follow_ends_where_nobody_trains(copy, monkeypatch, capfd):
     assert code == 0 and "nobody trains in this folder" in out
 
 
+def test_follow_ends_where_somebody_else_s_loop_is_silent(copy, monkeypatch, capfd):
+    """Its folder has no lock that could be asked."""
+    for name in ("summary.json", "config.json"):
+        (copy / name).unlink()
+    monkeypatch.setattr(doctor, "LOOKS", 0.05)
+    monkeypatch.setattr(doctor, "SILENT", 0.3)
+    code, out, _ = said(capfd, copy, "--follow", "--studies=none")
+    assert code == 0 and "no news for 0 minutes; the same command watches on" in out
+
+
 def test_help_answers_without_jax():
     script = "import sys, resjax.doctor as d\ntry: d.main(['--help'])\nexcept SystemExit: pass\nassert 'jax' not in sys.modules"
     assert (
