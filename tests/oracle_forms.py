@@ -667,10 +667,8 @@ FORMS: dict[str, Form] = {
         "norm",
         extra=lambda z: pre(z) + 2 * (z.L - 1),
     ),
-    # no projection of values but in the first block
-    "value_residual:svformer": Form(
-        value_residual(lambda s, V1, V: V1), "norm", extra=lambda z: pre(z) - (z.L - 1) * z.d**2
-    ),
+    # the paper's has no projection of values but in the first block, (L - 1) d^2 fewer; here the others are stored, unused
+    "value_residual:svformer": Form(value_residual(lambda s, V1, V: V1), "norm", extra=pre),
     "realformer": Form(realformer, None, extra=post),
     "shaped_skipless": Form(shaped, "norm", extra=lambda z: pre(z) + z.L * (3 * z.H + 2)),
 }

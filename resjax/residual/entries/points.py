@@ -40,7 +40,8 @@ FORMS: dict[str, dict[str, Scheme]] = {
             share=Frozen({"v": First(Learned(0.5, "scalar"), Learned(0.5, "scalar"))}),
         ),
         "svformer": VALUE_RESIDUAL.but(
-            equation="Pre-LN, with the first block's values in all blocks (the value matrices of the others stand unused); a final norm",
+            equation="Pre-LN, with the first block's values in all blocks "
+            "(the paper's others have no value matrices, (L - 1) d^2 parameters fewer; here they stand, unused); a final norm",
             share=Frozen({"v": First(1.0, 0.0)}),
         ),
     }

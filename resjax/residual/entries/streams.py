@@ -23,7 +23,7 @@ def hyper(n: int = 4, dynamic: bool = False) -> Scheme:
         unverified="the direction of the sqrt(n) on output matrices is our reading",
         carry=Hyper(n, dynamic),
         init=Frozen({"write": InitRule(1 / sqrt(n))}),
-        optim=DECAYED,
+        optim=DECAYED if dynamic else Frozen(),
     )
 
 
@@ -132,7 +132,10 @@ FORMS: dict[str, dict[str, Scheme]] = {
     "laurel": {
         "lr": LAUREL,
         "rw": LAUREL.but(
-            equation="H' = a F(N(H)) + b H, (a, b) = 2 softmax of two learned numbers; a final norm", carry=Weighted()
+            equation="H' = a F(N(H)) + b H, (a, b) = 2 softmax of two learned numbers; a final norm",
+            paper="LAuReL-RW: Menghani et al. 2024, 2411.07501",
+            carry=Weighted(),
+            optim=Frozen(),
         ),
     },
     "muddformer": {
