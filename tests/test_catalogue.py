@@ -32,7 +32,7 @@ from oracle import FORMS, Options, language_model
 from resjax import catalogue
 from resjax.check import CHECKS
 from resjax.config.entry import entry
-from resjax.residual import CATALOGUE, Context, Init, Scheme, Site
+from resjax.residual import CATALOGUE, Context, Init, Learned, Scheme, Site
 from resjax.residual import entries as families
 from resjax.residual.entries import scaling
 from resjax.residual.hyper import arrangements, sinkhorn
@@ -131,9 +131,10 @@ SAME_AS_PRE_LN = [
 ]
 
 
-def shared(name: str, **shape: Any) -> tuple[Any, Any]:
+def shared(scheme: str | Scheme, **shape: Any) -> tuple[Any, Any]:
     """The scheme's model as it starts, and a Pre-LN model with the same weights."""
-    theirs, ours = start(ALL[name], Init(), 3, **shape), start("pre_ln", Init(), 3, **shape)
+    scheme = ALL[scheme] if isinstance(scheme, str) else scheme
+    theirs, ours = start(scheme, Init(), 3, **shape), start("pre_ln", Init(), 3, **shape)
 
     def take(mine: Any, their: Any) -> None:
         mine.branch = their.branch
@@ -152,6 +153,36 @@ def test_equal_to_pre_ln_at_the_start(name):
     # the sum of 4 equal streams is 4 times the stream, so the final norm's eps must not count
     theirs, ours = shared(name, depth=4, norms=dataclasses.replace(SMALL["norms"], eps=1e-9))
     assert relative(forward(theirs, Context(step=10**9)), forward(ours)) < 1e-5
+
+
+GAIN_OF_ONE = ALL["layerscale"].but(scale=Learned(1.0, "vector"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "depth", "other"),
+    [
+        pytest.param("completep", 4, 5, id="completep"),  # m_L = L / 4
+        pytest.param("lns", 1, 2, id="lns"),
+        pytest.param(GAIN_OF_ONE, 4, None, id="layerscale"),
+    ],
+)
+def test_equal_to_pre_ln_in_one_case(scheme, depth, other):
+    """11.5.2: CompleteP at the base depth, LNS with one block, LayerScale with gains of 1; at another depth they are not."""
+    theirs, ours = shared(scheme, depth=depth)
+    assert relative(forward(theirs), forward(ours)) < 1e-6
+    if other is not None:
+        theirs, ours = shared(scheme, depth=other)
+        assert relative(forward(theirs), forward(ours)) > 1e-3
+
+
+def test_x0_mixing_is_pre_ln_on_the_normalised_embedding_at_the_start():
+    """11.5.2: (lambda, mu) = (1, 0). What it opens with is x0 = e / rms(e) (8.13); on e itself it is another function."""
+    theirs, ours = shared("x0_mixing", depth=4)
+    e = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32) * 3
+    x0 = e / np.sqrt((e.astype(np.float64) ** 2).mean(-1, keepdims=True)).astype(np.float32)
+    stream = fast(lambda m, h: m.stack(h, EVALUATION)[0])
+    assert relative(stream(theirs, e), stream(ours, x0)) < 1e-5
+    assert relative(stream(theirs, e), stream(ours, e)) > 0.1
 
 
 def test_manifold_connections_are_pre_ln_at_the_start_up_to_their_small_dynamic_part():
@@ -282,7 +313,11 @@ class Plain(nnx.Module):
         (scaling.admin_omega, 12, 2.6013),
         (scaling.admin_omega, 18, 3.0408),
         (scaling.tfixup_gain, 6, 0.3689),
+        (scaling.deepnorm_beta, 12, 0.3195),
         (scaling.deepnorm_beta, 24, 0.2687),
+        (scaling.deepnorm_beta, 48, 0.2259),
+        (scaling.deepnorm_beta, 100, 0.1880),
+        (scaling.fixup_gain, 27, sqrt(2) * 0.1361),  # 54 branches; sqrt(2) is He's, on 1 / sqrt(fan in)
         (families.placement.subln_gain, 12, 1.7827),
         (scaling.one_over_sqrt_sites, 12, 0.004082 / 0.02),
         (scaling.one_over_sqrt_sites, 48, 0.002041 / 0.02),
@@ -290,6 +325,11 @@ class Plain(nnx.Module):
 )
 def test_constants(rule, depth, want):
     assert float(rule(Site("mlp", 1, 2, depth))) == pytest.approx(want, rel=3e-4)
+
+
+@pytest.mark.parametrize(("branches", "matrices", "want"), [(54, 2, 0.1361), (16, 3, 0.5), (1, 2, 1.0)])
+def test_the_factor_of_fixup(branches, matrices, want):
+    assert scaling.fixup_factor(branches, matrices) == pytest.approx(want, rel=3e-4)
 
 
 def test_keel_counts_sites_and_leaves_the_first_block_alone():
