@@ -93,7 +93,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "Made by `python -m resjax.catalogue --markdown > docs/catalogue.md`; a test keeps it true. H is the stream, F the branch, N the "
         "model's norm, e the embedding, y the branch's result, L blocks, M sites (2 L here), l a block from 1, s a site from 0. "
-        "Parameters are those beside Pre-LN's, of 12 blocks of width 64.",
+        "Parameters are those beside Pre-LN's, of 12 blocks of width 64. Matrices start as the run's init fields say, whatever start a "
+        "paper used, but where a row has a rule for them.",
     ]
     family = None
     for row in rows:
