@@ -15,6 +15,31 @@ OVERHEAD = ROOT / "benchmarks" / "results" / "overhead.json"
 PAGE = ROOT / "docs" / "overhead.md"
 PROBES = ROOT / "benchmarks" / "results" / "probes.json"
 PROBES_PAGE = ROOT / "docs" / "probes.md"
+AIM = 0.85  # of Pre-LN's throughput
+WHY = (
+    "The arithmetic of these schemes is small (but for `gtrxl`); what they cost is the arrays of (batch, length, "
+    "width) that they move. By count, a Pre-LN site writes about 12 such arrays forward (norm, projections, scores or"
+    " hidden features, result, sum) and about twice as many with its gradient, each of which is read again: some 70 "
+    "passes. Beside these:",
+    "",
+    "- **Histories.** A row that a site reads costs two passes forward (its weight, its share of the sum) and four "
+    "backward (the gradients of both, and of the row): 6 of 70, so 5 to 10 % of Pre-LN's time a row and site. "
+    "`attnres` reads 24.5 rows a site on average at 24 blocks, 12.5 at 12: 2.34 and 0.62 times Pre-LN's time more, 9 "
+    "and 5 % a row. `denseformer` reads 12.5 rows a block at 24 blocks, 6.5 at 12, half of that a site: 0.49 and 0.24"
+    " more, 8 and 7 % a row. `muddformer` and `deep_cross_attention` make four and three sums of each row once it is "
+    "read. `attnres:block` reads 8 rows at most. `x0_mixing:ladder` stores a row a block of the first half and "
+    "fetches it in the second.",
+    "- **Streams.** Four streams are read, mixed and written at every site: 8 passes forward for Pre-LN's 2, and the "
+    "gradient of the 4 x 4 mixing is a sum over all tokens. `altup` has two streams and a predictor, `siamese_norm` "
+    "two and three norms a site, `frac_connections` one in four parts.",
+    "- **Weights made of the stream** (`hyper_connections:dynamic`, `mhc`, `mhc_lite`): a norm over all streams and a"
+    " product with a matrix of 4 width x 24 or more a site, a quarter of the arithmetic of a site at width 64 and 6 %"
+    " at 256; the 20 Sinkhorn steps of `mhc` are 40 small loops at any width.",
+    "- **Matrices.** `gtrxl` has six more of width x width a site, where Pre-LN has 4 or 8: twice the arithmetic.",
+    "",
+    "Passes grow with the width, products with its square: the wider the model, the less of this is left. "
+    "Accelerators, whose arithmetic is their faster part, were not measured.",
+)
 MEASURED = "<!-- measured: everything below is made by python -m benchmarks.pages -->"
 
 
@@ -38,7 +63,12 @@ def overhead(sizes: Mapping[str, Mapping[str, Any]]) -> str:
         cells = [cell for size in names for cell in costs(sizes[size], label)]
         more = f"{first[label]['parameters'] - first['pre_ln']['parameters']:+,}" if label in first else "-"
         lines.append(f"| `{label}` | {' | '.join(cells)} | {more} |")
-    return "\n".join([*lines, ""])
+    lines += ["", "## Below 0.85 of Pre-LN's throughput, and why", ""]
+    for size in names:
+        slow = {label: 1 / row["time"] for label, row in sizes[size].items() if row.get("time", 1.0) > 1 / AIM}
+        told = ", ".join(f"`{label}` {slow[label]:.2f}" for label in sorted(slow, key=slow.__getitem__))
+        lines.append(f"- {size}: {told or 'none'}.")
+    return "\n".join([*lines, "", *WHY, ""])
 
 
 def probes(text: str, sizes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -95,7 +95,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "Made by `python -m resjax.catalogue --markdown > docs/catalogue.md`; a test keeps it true. H is the stream, F the branch, N the "
         "model's norm, e the embedding, y the branch's result, L blocks, M sites (2 L here), l a block from 1, s a site from 0. "
-        "Parameters are those beside Pre-LN's, of 12 blocks of width 64.",
+        "Parameters are those beside Pre-LN's, of 12 blocks of width 64. Matrices start as the run's init fields say, whatever start a "
+        "paper used, but where a row has a rule for them.",
         "",
         f"Unless a rule below says otherwise, weight decay acts on the model's own matrices only ({', '.join(KERNEL_ROLES)}): embeddings, "
         "gains, biases, gates and all that mixes streams or depths do not decay. Stacks have one kind of block, as a decoder alone; "

@@ -20,6 +20,7 @@ from kit import (
     EVALUATION,
     KINDS,
     TOKENS,
+    abstract,
     by_role,
     fast,
     forward,
@@ -31,6 +32,10 @@ from kit import (
     start,
 )
 from resjax.branches import MLP, Attention
+from resjax.config import default
+from resjax.config.scheme import scheme as scheme_of
+from resjax.config.validate import resolve
+from resjax.errors import Refused
 from resjax.health.probes import token_cosine
 from resjax.residual import (
     CATALOGUE,
@@ -50,7 +55,8 @@ from resjax.residual.entries.scaling import one_over_sqrt_sites
 from resjax.residual.hyper import Fractions, Hyper
 from resjax.residual.scheme import GAINS
 from resjax.stack import Stack
-from resjax.train.optimizer import apply_updates, build
+from resjax.train.assemble import assemble
+from resjax.train.optimizer import apply_updates, build, listing
 from resjax.train.schedule import schedule
 from resjax.train.state import create
 from resjax.train.step import Recipe, make_evaluation, make_step
@@ -589,6 +595,36 @@ def test_numbers_of_fixup_move_by_a_tenth():
     for role, values in by_role(updates).items():
         rate = 0.01 if role in ("gain", "gain_offset") else 0.1
         assert all(np.allclose(v, -rate, rtol=1e-6) for v in values), role
+
+
+def gain_rate(name: str, factor: float) -> Any:
+    config = default()
+    config.residual.name, config.optimizer.gain_lr, config.model.depth = name, factor, 2
+    return config
+
+
+@pytest.mark.parametrize(("name", "usual"), [("rezero", 1.0), ("skipinit", 1.0), ("fixup", 0.1)])
+def test_the_rate_of_gains_has_a_factor_in_the_config(name, usual):
+    """A14: on the gains alone, beside the factor of the scheme itself."""
+    config = gain_rate(name, 0.125)
+    rules = scheme_of(config).optim
+    found = {
+        role: row.lr for row in listing(nnx.state(abstract(ALL[name], depth=2)), rules) for role in row.role.split(",")
+    }
+    assert found["gain"] == usual / 8 and found["write"] == found["q"] == 1.0
+
+
+def test_a_factor_on_gains_that_there_are_not_is_refused():
+    with pytest.raises(Refused, match=r"optimizer\.gain_lr is 0\.1, which has no effect: 'pre_ln' has no learned gain"):
+        assemble(resolve(gain_rate("pre_ln", 0.1), "cpu"), 11)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pre_ln", "rmsnorm"), ("dyt", "dyt"), ("derf", "derf")])
+def test_norms_of_queries_and_keys_are_replaced_with_the_others(name, kind):
+    """variants.md 5.16."""
+    with_norms, without = (abstract(ALL[name], qk_norm=on).stack.runs[0].sites[0].branch for on in (True, False))
+    assert with_norms.norm_q.kind == with_norms.norm_k.kind == kind
+    assert without.norm_q is None
 
 
 @pytest.mark.parametrize("name", ALL)

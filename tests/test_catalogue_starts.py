@@ -235,7 +235,8 @@ def test_embeddings_of_tfixup_start_smaller_by_depth():
         ("pre_ln", 1.0),
         ("hyper_connections", 0.5),  # 8.3: smaller by sqrt(n), n = 4
         ("hyper_connections:dynamic", 0.5),
-        ("lns", sqrt(2 * DEPTH)),  # 6.12, 6.14, 6.15: without the 1 / sqrt(2 L) of GPT-2
+        ("scaled", sqrt(2 * DEPTH)),  # 6.9, 6.12, 6.14, 6.15: without the 1 / sqrt(2 L) of GPT-2
+        ("lns", sqrt(2 * DEPTH)),
         ("depth_mup", sqrt(2 * DEPTH)),
         ("completep", sqrt(2 * DEPTH)),
         ("gpt2_init", 1.0),  # 6.10

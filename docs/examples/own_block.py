@@ -1,4 +1,4 @@
-"""A block of one's own under three residual schemes, through the public resjax.residual alone.
+"""A block of one's own under three residual schemes, through the public resjax.residual, and resjax.stack that runs them.
 
     python docs/examples/own_block.py
 

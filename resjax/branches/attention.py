@@ -30,7 +30,7 @@ class Attention(nnx.Module):
       width: D, of the stream.
       heads: H; the head size is D / H.
       rope: rotary positions on queries and keys (Su et al. 2021, 2104.09864), pairs (i, i + half).
-      qk_norm: RMSNorm of each head's queries and keys, with a gain shared by the heads (as Gemma 3).
+      qk_norm: RMSNorm of each head's queries and keys, with a gain shared by the heads (as Gemma 3); or a kind of norm.
       fused: queries, keys and values from one product, stored (D, 3, D); else from three, stored (D, D) each. Same functions.
       bias: biases on all four maps.
       eps: of the query and key norms.
@@ -42,7 +42,7 @@ class Attention(nnx.Module):
         heads: int,
         *,
         rope: bool = False,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         fused: bool = True,
         bias: bool = False,
         eps: float = 1e-6,
@@ -63,8 +63,9 @@ class Attention(nnx.Module):
             self.v = Linear(width, width, "v", bias=bias, key=k_v)
         self.write = Linear(width, width, "write", bias=bias, key=k_out)
         norms = NormDefaults("rmsnorm", eps)
-        self.norm_q = Norm("rmsnorm", width // heads, norms) if qk_norm else None
-        self.norm_k = Norm("rmsnorm", width // heads, norms) if qk_norm else None
+        kind = "rmsnorm" if qk_norm is True else qk_norm
+        self.norm_q = Norm(kind, width // heads, norms) if kind else None
+        self.norm_k = Norm(kind, width // heads, norms) if kind else None
 
     views = True  # takes queries', keys' and values' inputs apart, too
 

@@ -1,5 +1,6 @@
 """What does ``post_ln+prores`` mean? One scheme as the base, and what others add to it."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +18,7 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
     """``base`` with what each of ``more`` sets beside Pre-LN: a gain, a rate of stochastic depth, a carry, rules by role.
 
     Raises:
-      Refused: an addition moves norms, adds nothing, or sets what is set already.
+      Refused: an addition moves norms, adds nothing, sets what is set already, or has no meaning on the base.
     """
     taken: dict[str, str] = {field: base.name for field in _own(base)}
     for other in more:
@@ -42,6 +43,8 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
                 raise Refused(_clash(name, field, taken[field], other.name))
             changes[field] = value
             taken[field] = other.name
+        if why := _meaningless(base, other, own):
+            raise Refused(f"residual.name is '{name}', but '{other.name}' has no meaning on '{base.name}': {why}")
         try:
             base = base.but(
                 name=f"{base.name}+{other.name}", equation=f"{base.equation}; with {other.equation}", **changes
@@ -49,6 +52,25 @@ def composed(base: Scheme, more: list[Scheme], name: str) -> Scheme:
         except ValueError as error:
             raise Refused(f"residual.name is '{name}': {error}") from None
     return base
+
+
+def _meaningless(base: Scheme, other: Scheme, own: Mapping[str, Any]) -> str:
+    """Why what ``other`` sets has no meaning on a base; empty where it has."""
+    start = own["init"].get("write") if "init" in own else None
+    sites = [base, *(base.but(None, at=()).but(None, **overrides) for _, overrides in base.at)]
+    normed, skipless = any(one.norm_out is not None for one in sites), any(one.skip == 0.0 for one in sites)
+    if start is not None and start.gain == 0.0:
+        if normed:
+            return "a norm follows the branch, and of an output that starts at 0 it makes a gradient of 1 / its epsilon"
+        if skipless:
+            return "without a skip, branches that start at 0 leave nothing of the input"
+    if set(own) == {"init"} and set(own["init"]) == {"write"} and normed:
+        return "a norm follows the branch, and takes the size of its last matrix away"
+    if "drop" in own and skipless:
+        return "without a skip, nothing is left where a branch is dropped"
+    if "scale" in own and "drop" in base.carry.lacks:
+        return "its branch is a proposal to be mixed in, not an update that could be scaled"
+    return ""
 
 
 def _own(scheme: Scheme) -> dict[str, Any]:

@@ -216,6 +216,13 @@ _TABLE = [
         below=1,
     ),
     Field("optimizer.eps", "float", None, "Added to Adam's denominator (adamw, muon); None = 1e-8.", low=0),
+    Field(
+        "optimizer.gain_lr",
+        "float",
+        1.0,
+        "Factor on the learning rate of learned residual gains (ReZero, LayerScale, ...), beside the scheme's own.",
+        low=0,
+    ),
     Field("optimizer.momentum", "float", None, "Momentum (sgd, muon); None = 0.9 (muon: 0.95).", low=0, below=1),
     Field("train.steps", "int", 1000, "Optimizer steps.", low=1),
     Field("train.accumulate", "int", 1, "Parts that a batch is worked through in, one after the other.", low=1),

@@ -16,9 +16,11 @@ from resjax.config.schema import FIELDS, KINDS
 from resjax.config.tree import flat
 from resjax.config.validate import said
 from resjax.errors import Refused, not_one_of
-from resjax.residual import KERNEL_ROLES, ROLES, Blocks, Gain, Knob, Learned, Scheme, Site, Where
+from resjax.residual import KERNEL_ROLES, ROLES, Blocks, Frozen, Gain, Knob, Learned, OptRule, Scheme, Site, Where
 from resjax.residual.gains import DepthPower, Linear, is_rule
+from resjax.residual.norms import POINTWISE
 from resjax.residual.scheme import GAINS
+from resjax.residual.site import Rule
 
 SETS = {"scale_kind": "scale", "skip_kind": "skip", "drop_path": "drop"}  # override -> field of the record
 OPEN = ("scale", "scale_eval", "skip")  # the overrides whose number can be a knob
@@ -82,7 +84,27 @@ def scheme(config: ConfigDict) -> Scheme:
     _refuse_unusable(made, config)
     _refuse_void_overrides(config, first, overrides, places)
     _refuse_void_fields(config, made, first, places)
-    return made
+    return _with_gain_rate(made, config)
+
+
+def _with_gain_rate(made: Scheme, config: ConfigDict) -> Scheme:
+    """With the config's factor on the rate of learned gains, beside the scheme's own."""
+    if (factor := config.optimizer.gain_lr) == 1.0:
+        return made
+    rule = made.optim.get("gain", OptRule())
+    own = replace(rule, lr=_Times(rule.lr, factor) if callable(rule.lr) else rule.lr * factor)
+    return made.but(optim=Frozen({**made.optim, "gain": own}))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """A rule times a number."""
+
+    rule: Rule
+    factor: float
+
+    def __call__(self, site: Site) -> float:
+        return self.factor * float(self.rule(site))
 
 
 def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:
@@ -100,7 +122,9 @@ def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:
     except Refused:
         return None
     gains = [getattr(resolved, name) for resolved, _ in _resolved(made, config) for name in GAINS]
-    return None if any(isinstance(getattr(gain, "start", None), Knob) for gain in gains) else made
+    return (
+        None if any(isinstance(getattr(gain, "start", None), Knob) for gain in gains) else _with_gain_rate(made, config)
+    )
 
 
 def _with_knobs(override: Override, paths: Collection[str]) -> Override:
@@ -328,7 +352,7 @@ def _refuse_void_fields(config: ConfigDict, made: Scheme, first: Scheme, places:
         ("model.norm", "norm" in norms, "has no norm that follows model.norm", ()),
         (
             "model.norm_eps",
-            real - {"dyt", "derf"} or config.model.qk_norm or carry.own_norms,
+            real - set(POINTWISE) or (config.model.qk_norm and made.norm_in not in POINTWISE) or carry.own_norms,
             "has no norm",
             ("model.norm", "model.qk_norm"),
         ),

@@ -41,7 +41,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "post_ln": "About level over depth at the start, since every site reads and joins a stream of RMS 1 (the "
         "first joins the raw embedding and may stand out). Its height is set by the initial weights; values of "
         "order 1 are nothing unusual.",
-        "scaled": "At the start Pre-LN's picture times the branch scale: a smaller scale lowers every ratio and, "
+        "scaled": "At the start Pre-LN's picture, with the same weights, times the branch scale: a smaller scale lowers every ratio and, "
         "because the stream then grows less, flattens it over depth.",
         "rezero": "Exactly 0 at the start, since every gain is; then the gains open the branches. Which blocks "
         "open first, and how far, is the thing to read.",
@@ -91,7 +91,7 @@ NORMAL: dict[str, dict[str, str]] = {
         "normalised stream.",
         "post_ln": "About level over depth at the start for each kind of site, because every branch reads a stream "
         "of RMS 1.",
-        "scaled": "At the start Pre-LN's level times the branch scale, about level over depth for each kind of site.",
+        "scaled": "At the start Pre-LN's level, with the same weights, times the branch scale, about level over depth for each kind.",
         "rezero": "Exactly 0 at the start; then the learned gain times a branch that no norm bounds, so it follows the "
         "size of the stream.",
         "layerscale": "The gain's start (0.1, 1e-5 or 1e-6 by depth) times the branch's output, about level over "

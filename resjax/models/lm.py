@@ -11,6 +11,7 @@ from resjax.branches import MLP, Attention
 from resjax.residual import Branch, Context, Init, NormDefaults, Scheme, Site, build_norm, start, table, tap
 from resjax.residual.connection import dropout, measured
 from resjax.residual.gains import LearnedGain
+from resjax.residual.norms import POINTWISE
 from resjax.residual.parameters import kernel
 from resjax.residual.precision import ROUNDING, ROUNDINGS, as_stored, exact, rms, wide
 from resjax.stack import Stack
@@ -63,6 +64,7 @@ class LM(nnx.Module):
         if shape.positions not in POSITIONS:
             raise ValueError(f"positions are '{shape.positions}', which is none of {', '.join(POSITIONS)}")
         self.shape = shape
+        self._qk_norm = scheme.norm_in if shape.qk_norm and scheme.norm_in in POINTWISE else shape.qk_norm
         k_emb, k_pos, k_head, k_stack = jax.random.split(key, 4)
         self.embed = table(k_emb, shape.vocab, shape.width, "emb")
         self.positions = table(k_pos, shape.length, shape.width, "pos") if shape.positions == "learned" else None
@@ -93,7 +95,7 @@ class LM(nnx.Module):
                 shape.width,
                 shape.heads,
                 rope=shape.positions == "rope",
-                qk_norm=shape.qk_norm,
+                qk_norm=self._qk_norm,
                 bias=shape.bias,
                 eps=shape.norms.eps,
                 key=key,

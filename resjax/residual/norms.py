@@ -10,6 +10,7 @@ from resjax.residual.parameters import constant
 from resjax.residual.precision import exact
 
 KINDS = ("layernorm", "rmsnorm", "zero_centred", "unit", "dyt", "derf")
+POINTWISE = ("dyt", "derf")  # which stand in the place of every norm, those of queries and keys included
 STEEPNESS = 0.5  # alpha of dyt and derf at the start; LLaMA-sized models want less, by width
 
 
@@ -46,7 +47,7 @@ class Norm(nnx.Module):
             raise ValueError(f"the norm '{kind}' is none of {', '.join(KINDS)}")
         self.kind = kind
         self.eps = defaults.eps
-        pointwise = kind in ("dyt", "derf")
+        pointwise = kind in POINTWISE
         first = 0.0 if kind == "zero_centred" else 1.0
         self.gain = constant(first, (width,), "norm_scale") if defaults.gain and kind != "unit" else None
         biased = pointwise or (defaults.bias and kind == "layernorm")

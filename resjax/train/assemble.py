@@ -18,6 +18,7 @@ from resjax.errors import Refused
 from resjax.health.record import MORE_PROBES
 from resjax.models.lm import LM, Shape
 from resjax.residual import Context, Init, NormDefaults, Scheme
+from resjax.residual.parameters import is_variable
 from resjax.scale.mesh import make_mesh
 from resjax.train import optimizer as optimizers
 from resjax.train.project import project
@@ -134,6 +135,11 @@ def assemble(config: Any, vocab: int, scheme: Scheme | None = None) -> Parts:
 def update_rule(config: Any, scheme: Scheme, params: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The optimizer and its learning rate by step; ``params`` may be abstract."""
     section, steps = config.optimizer, config.train.steps
+    roles = {role for leaf in jax.tree.leaves(params, is_leaf=is_variable) for role in leaf.role}
+    if section.gain_lr != 1.0 and "gain" not in roles:
+        raise Refused(
+            f"optimizer.gain_lr is {section.gain_lr:g}, which has no effect: '{config.residual.name}' has no learned gain"
+        )
     rate = schedule(section.schedule, section.lr, section.warmup, steps)
     return optimizers.build(section, steps, params, scheme.optim, config.model.depth), rate
 

@@ -5,20 +5,24 @@ from resjax.residual.gains import Linear
 from resjax.residual.gates import GRU, Highway, Orthogonal
 from resjax.residual.outer import Dropped
 from resjax.residual.reversible import Pair
-from resjax.residual.scheme import Scheme
+from resjax.residual.rules import OptRule
+from resjax.residual.scheme import Frozen, Scheme
 
+GATES = Frozen({"gate": OptRule(decay=True)})  # matrices as those of the branches; their biases do not decay
 HIGHWAY = Scheme(
     name="highway",
     equation="H' = T . F(H) + (1 - T) . H, T = sigmoid(H W + b), b from -2",
     paper="Srivastava et al. 2015, 1505.00387",
     unverified="from memory and ports; the paper's branch is one dense layer",
     carry=Highway(),
+    optim=GATES,
 )
 GTRXL = PRE_LN.but(
     name="gtrxl",
     equation="y = relu(F(N(H))); r, z = sigmoid(y W + H U [- b]), h = tanh(y W_g + (r . H) U_g), H' = (1 - z) . H + z . h; a final norm",
     paper="Parisotto et al. 2019, 1910.06764; b from 2",
     carry=GRU(),
+    optim=GATES,
 )
 STOCHASTIC_DEPTH = PRE_LN.but(
     name="stochastic_depth",
@@ -29,7 +33,8 @@ STOCHASTIC_DEPTH = PRE_LN.but(
 LAYER_DROP = PRE_LN.but(
     name="layer_drop",
     equation="Pre-LN; in training each block is left out with probability 0.2, for the whole batch",
-    paper="Fan et al. 2019, 1909.11556 (the rate from memory)",
+    paper="Fan et al. 2019, 1909.11556",
+    unverified="the rate, from memory",
     outer=Dropped(0.2),
 )
 PARALLEL = PRE_LN.but(

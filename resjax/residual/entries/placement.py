@@ -142,7 +142,8 @@ SIAMESE_NORM = Scheme(
     name="siamese_norm",
     equation="y = F(N(X + N_Y(Y))); X' = N_X(X + y / sqrt(l + 1)), Y' = Y + y; at the top X + N(Y)",
     paper="SiameseNorm 2026, 2602.08064",
-    unverified="read from a secondary source; whether l counts blocks or sites, from 0 or 1 (here blocks from 1)",
+    unverified="read from a secondary source; whether l counts blocks or sites, from 0 or 1 (here blocks from 1); "
+    "its norms on queries, keys and values, which it shares with hybrid_norm, are left out",
     norm_in="norm",
     norm_after="norm",
     carry=Siamese(),
@@ -198,6 +199,7 @@ DERF = DYT.but(
     name="derf",
     equation="H' = H + F(D(H)), D(x) = gamma . erf(alpha x + s) + beta in place of every norm, the last one too",
     paper="Derf 2025, 2512.10938",
+    unverified="read from a port and a secondary source",
     norm_in="derf",
     final_norm="derf",
 )

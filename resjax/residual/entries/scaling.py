@@ -81,8 +81,11 @@ DEEPNORM_START = InitRule(deepnorm_beta, "xavier")
 SCALED = PRE_LN.but(
     name="scaled",
     equation="H' = H + c F(N(H)), c constant (1 / sqrt(2 L) unless given); a final norm",
-    paper="Szegedy et al. 2016, 1602.07261 (values from memory); MiniCPM and Granite use 1.4 / sqrt(L) and 0.22 at 40 blocks",
+    paper="Szegedy et al. 2016, 1602.07261; MiniCPM and Granite use 1.4 / sqrt(L) and 0.22 at 40 blocks; "
+    "weights start without a factor on output matrices, which would be the same scale once more",
+    unverified="the values of Szegedy et al., 0.1 to 0.3, from memory",
     scale=one_over_sqrt_sites,
+    init=Frozen({"write": UNSCALED}),
 )
 DEEPNORM = Scheme(
     name="deepnorm",
@@ -138,7 +141,8 @@ SKIPINIT = REZERO.but(
 LAYERSCALE = PRE_LN.but(
     name="layerscale",
     equation="H' = H + gamma . F(N(H)), gamma a learned vector from 0.1, 1e-5 or 1e-6 by depth; a final norm",
-    paper="Touvron et al. 2021, 2103.17239 (the rule by depth from memory; its values agree with the released models)",
+    paper="Touvron et al. 2021, 2103.17239",
+    unverified="the rule by depth, from memory; its values agree with the released models",
     scale=Learned(layerscale_start, "vector"),
 )
 LNS = PRE_LN.but(
