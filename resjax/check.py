@@ -75,6 +75,12 @@ def perturbed(abstract: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
 
 
 @functools.cache
+def abstract(scheme: Scheme, shape: Shape) -> LM:
+    """A language model without values, the same object each time, so not to be changed."""
+    return jax.eval_shape(lambda: LM(shape, scheme, Init(), key=jax.random.key(0)))
+
+
+@functools.cache
 def whole(scheme: Scheme, least: int = 1) -> int:
     """The smallest depth, from ``least`` blocks, at which a scheme has all its parts.
 
@@ -95,7 +101,7 @@ def whole(scheme: Scheme, least: int = 1) -> int:
 def model(scheme: Scheme, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
     """A small language model under ``scheme`` with all its parts (see :func:`whole`), its parameters away from their start."""
     sizes = Shape(**(SIZES | {"depth": shape.get("depth") or whole(scheme, SHALLOW)} | shape))
-    return perturbed(jax.eval_shape(lambda: LM(sizes, scheme, Init(), key=jax.random.key(0))), seed, out_scale)
+    return perturbed(abstract(scheme, sizes), seed, out_scale)
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """What do the tests of models share? Small models made without compiling, a fast jit, comparisons."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,14 +42,9 @@ def perturbed(build: Callable[[], Any], seed: int = 0, out_scale: float = 1.0) -
     return check.perturbed(jax.eval_shape(build), seed, out_scale)
 
 
-@functools.cache
-def _abstract(scheme: Scheme, shape: Shape) -> LM:
-    return jax.eval_shape(lambda: LM(shape, scheme, Init(), key=jax.random.key(0)))
-
-
 def abstract(scheme: Scheme | str, **shape: Any) -> LM:
     """A language model without values, not to be changed; ``shape`` over the sizes in SMALL."""
-    return _abstract(CATALOGUE[scheme] if isinstance(scheme, str) else scheme, Shape(**(SMALL | shape)))
+    return check.abstract(CATALOGUE[scheme] if isinstance(scheme, str) else scheme, Shape(**(SMALL | shape)))
 
 
 def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
