@@ -24,7 +24,6 @@ from resjax.train.state import cast
 
 SIZES: dict[str, Any] = dict(vocab=11, length=6, width=8, heads=2, norms=NormDefaults("layernorm", 1e-3))
 KINDS = ("attention", "mlp")
-SHALLOW = 3  # blocks: one after a special first one is then scanned with others
 TOKENS = np.random.default_rng(5).integers(0, 11, (2, 6)).astype(np.int32)
 DTYPES = (  # of branches, stream, parameters
     ("float32", "float32", "float32"),
@@ -98,9 +97,14 @@ def whole(scheme: Scheme, least: int = 1) -> int:
     return next((depth for depth in range(least, DEEP) if forms(depth) >= every), max(least, DEEP))
 
 
+def enough(scheme: Scheme) -> int:
+    """The depth of most checks: 2 blocks; where blocks differ, all forms of them, and one more than there are of a special first one."""
+    return 2 if whole(scheme) == 1 else whole(scheme, 3)
+
+
 def model(scheme: Scheme, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
-    """A small language model under ``scheme`` with all its parts (see :func:`whole`), its parameters away from their start."""
-    sizes = Shape(**(SIZES | {"depth": shape.get("depth") or whole(scheme, SHALLOW)} | shape))
+    """A small language model under ``scheme`` with all its parts (see :func:`enough`), its parameters away from their start."""
+    sizes = Shape(**(SIZES | {"depth": shape.get("depth") or enough(scheme)} | shape))
     return perturbed(abstract(scheme, sizes), seed, out_scale)
 
 
