@@ -206,7 +206,11 @@ def _mapped(scheme: Scheme) -> str:
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
     want = np.stack([_evaluated()(one, jnp.asarray(TOKENS)) for one in models])
     got = fast(jax.vmap(lambda model: model(jnp.asarray(TOKENS), EVALUATION)[0]))(batch)
-    return f"two models by vmap differ from one after the other by {off:.1e}" if (off := relative(got, want)) > 1e-5 else ""
+    return (
+        f"two models by vmap differ from one after the other by {off:.1e}"
+        if (off := relative(got, want)) > 1e-5
+        else ""
+    )
 
 
 def _strict(scheme: Scheme) -> str:

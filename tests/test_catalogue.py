@@ -55,7 +55,10 @@ for _name, _scheme in CATALOGUE.items():
     for _form, _made in families.FORMS.get(_name, {"": _scheme}).items():
         ALL[_name if _made == _scheme else f"{_name}:{_form}"] = _made
 CHEAP = ("it has a name", "it is a value", "the stream keeps its dtype")
-UNDONE = ("scanned and unrolled, the gradient", "where the backward pass")  # cheap enough for the rows that they are about
+UNDONE = (
+    "scanned and unrolled, the gradient",
+    "where the backward pass",
+)  # cheap enough for the rows that they are about
 every = pytest.mark.parametrize("name", ALL)
 
 
@@ -111,7 +114,9 @@ def test_schemes_are_checked_with_all_their_parts():
 
 def runs_always(name: str, asked: str) -> bool:
     if asked.startswith(UNDONE):
-        return ALL[name].written.undoable and name != "muddformer:ppn"  # the costliest, and made of what the others have
+        return (
+            ALL[name].written.undoable and name != "muddformer:ppn"
+        )  # the costliest, and made of what the others have
     return asked.startswith(CHEAP)
 
 
@@ -154,14 +159,18 @@ def wrong_sign(pair: Any, update: jax.Array, site: Site) -> Any:
         pytest.param("reversible", PairSite, "undo", wrong_sign, id="wrong sign"),
         pytest.param("reversible", PairSite, "undo", other_half, id="other half"),
         pytest.param("reversible", PairSite, "undo", lambda pair, update, site: (pair[0] * jnp.nan, pair[1]), id="nan"),
-        pytest.param("reversible", PairSite, "read", lambda pair, site: (pair[site.pos], None), id="reads what it writes"),
+        pytest.param(
+            "reversible", PairSite, "read", lambda pair, site: (pair[site.pos], None), id="reads what it writes"
+        ),
         pytest.param(
             "attnres", DepthAttentionSite, "undo", lambda rows, update, site: rows.at[site.s].set(0), id="wrong row"
         ),
         pytest.param("denseformer", Rows, "undo", lambda rows, update, site: jnp.roll(rows, 1, axis=0), id="moved"),
         pytest.param("denseformer", Rows, "undo", lambda rows, update, site: rows.at[0].add(update), id="embedding"),
         # right: what is taken back is not written, and rows that are not written may hold anything
-        pytest.param("attnres", DepthAttentionSite, "undo", lambda rows, update, site: rows.at[site.s + 1].set(9), id="right"),
+        pytest.param(
+            "attnres", DepthAttentionSite, "undo", lambda rows, update, site: rows.at[site.s + 1].set(9), id="right"
+        ),
     ],
 )
 def test_a_wrong_undo_is_named(name, place, method, wrong, monkeypatch, request):

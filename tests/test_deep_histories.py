@@ -53,6 +53,31 @@ def test_the_guidance_gives_the_stored_memory_of_every_scheme():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["denseformer", "muddformer", "attnres"])
-def test_histories_train_at_256_blocks(name):
-    pass
+@pytest.mark.parametrize(
+    ("name", "lr", "steps"),
+    [
+        ("denseformer", 3e-3, 30),
+        ("attnres", 3e-3, 20),
+        ("muddformer:ppn", 3e-3, 10),
+        ("muddformer", 1e-6, 10),
+    ],
+)
+def test_histories_train_at_256_blocks(name, lr, steps):
+    """One batch of 32 symbols by AdamW at width 16, through the step that runs take; everything stays finite.
+
+    Measured on one core: DenseFormer from 3.66 to 1.49 (2 s of steps, 8 s to compile), Attention Residuals from 3.50 to 2.06 (10 s, 8 s),
+    MUDDFormer in its form ppn from 3.66 to 2.69 at 8 steps (30 s, 13 s), plain from 3.66 to 2.59 (33 s, 12 s). MUDDFormer has 16 L^3
+    parameters in its weights over depth whatever the width, 286 million here, which takes 5 GB. Plain, it wants a tiny rate: at 1e-5
+    its loss is 3.60 after 8 steps and the gradient's norm 5e5, at 3e-3 the logits are all equal after 5 steps.
+    """
+    parts = assembled(name, ("model.depth", "256"), ("optimizer.lr", str(lr)))
+    batch = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
+    state = parts.initial(lambda _: batch)
+    step = jax.jit(make_step(parts.graphdef, parts.optimizer, parts.schedule, parts.recipe), donate_argnums=0)
+    losses = []
+    for _ in range(steps):
+        state, metrics, *_ = step(state, batch, np.asarray(False))
+        assert bool(metrics["finite"])
+        losses.append(float(metrics["loss"]))
+    assert all(isfinite(loss) for loss in losses)
+    assert losses[-1] < 0.8 * losses[0], losses
