@@ -1,6 +1,6 @@
 """How does memory grow with depth under every scheme, and how far does a reversible stack drift back in bfloat16?
 
-    python benchmarks/memory.py [NAME ...]
+    python -m benchmarks.memory [NAME ...]
 
 Temporary bytes of the compiled gradient with respect to parameters and embedding, full remat, batch 4, length 64, width 64, float32,
 as the slope from 16 to 64 blocks in arrays of (batch, length, width) a block. Parameter gradients are outputs, not temporaries.
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import write
+from benchmarks.bench import write
 from resjax.block import Layer
 from resjax.branches import MLP, Attention
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme
@@ -45,6 +45,12 @@ def temporary(scheme: Scheme, depth: int) -> int:
     h = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.float32)
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(made, h).compile()
     return compiled.memory_analysis().temp_size_in_bytes
+
+
+def slope(scheme: Scheme) -> float:
+    """How many arrays of (batch, length, width) a block more takes."""
+    low, high = (temporary(scheme, depth) for depth in DEPTHS)
+    return (high - low) / (DEPTHS[1] - DEPTHS[0]) / UNIT
 
 
 def drift(dtype: str, depth: int = 64) -> float:
@@ -91,8 +97,7 @@ def main() -> None:
     names = parser.parse_args().names
     slopes = {}
     for name in names or schemes:
-        low, high = (temporary(schemes[name], depth) for depth in DEPTHS)
-        slopes[name] = round((high - low) / (DEPTHS[1] - DEPTHS[0]) / UNIT, 2)
+        slopes[name] = round(slope(schemes[name]), 2)
         print(f"{name:26s} {slopes[name]:6.2f} arrays a block", flush=True)
     reversible = {dtype: float(f"{drift(dtype):.2g}") for dtype in ("float32", "bfloat16")}
     print(reversible)

@@ -4,9 +4,10 @@ Used by ``python -m resjax.catalogue --check`` on a user's own scheme, and by th
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator
-from math import sqrt
+from math import isnan, sqrt
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +19,11 @@ from resjax.block import Layer
 from resjax.models.lm import LM, Shape
 from resjax.residual import Context, Init, NormDefaults, Scheme
 from resjax.residual.parameters import is_variable
+from resjax.stack import Stack
 from resjax.train.state import cast
 
-SIZES: dict[str, Any] = dict(vocab=11, length=6, depth=3, width=8, heads=2, norms=NormDefaults("layernorm", 1e-3))
+SIZES: dict[str, Any] = dict(vocab=11, length=6, width=8, heads=2, norms=NormDefaults("layernorm", 1e-3))
+KINDS = ("attention", "mlp")
 TOKENS = np.random.default_rng(5).integers(0, 11, (2, 6)).astype(np.int32)
 DTYPES = (  # of branches, stream, parameters
     ("float32", "float32", "float32"),
@@ -70,10 +73,57 @@ def perturbed(abstract: Any, seed: int = 0, out_scale: float = 1.0) -> Any:
     return jax.tree_util.tree_map_with_path(one, abstract, is_leaf=is_variable)
 
 
+@functools.cache
+def abstract(scheme: Scheme, shape: Shape) -> LM:
+    """A language model without values, the same object each time, so not to be changed."""
+    return jax.eval_shape(lambda: LM(shape, scheme, Init(), key=jax.random.key(0)))
+
+
+@functools.cache
+def whole(scheme: Scheme, least: int = 1) -> int:
+    """The smallest depth, from ``least`` blocks, at which a scheme has all its parts.
+
+    Parts are the forms that its blocks have at a great depth (Mix-LN has Post-LN blocks from 4 blocks on), and what its carry says.
+    """
+
+    def forms(depth: int) -> set[tuple[Scheme, ...]]:
+        return {run.sites for run in scheme.runs(KINDS, depth)}
+
+    units = len(scheme.sites(KINDS)) if scheme.outer is None else 1
+    least = max(least, -(-scheme.written.whole_from // units))
+    if not scheme.at and not scheme.share:  # nothing else makes blocks differ
+        return least
+    every = forms(DEEP)
+    return next((depth for depth in range(least, DEEP) if forms(depth) >= every), max(least, DEEP))
+
+
+def enough(scheme: Scheme) -> int:
+    """The depth of most checks: 2 blocks; where blocks differ, all forms of them, and one more than there are of a special first one."""
+    return 2 if whole(scheme) == 1 else whole(scheme, 3)
+
+
 def model(scheme: Scheme, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
-    """A small language model under ``scheme``, its parameters away from their start."""
-    sizes = Shape(**(SIZES | shape))
-    return perturbed(jax.eval_shape(lambda: LM(sizes, scheme, Init(), key=jax.random.key(0))), seed, out_scale)
+    """A small language model under ``scheme`` with all its parts (see :func:`enough`), its parameters away from their start."""
+    sizes = Shape(**(SIZES | {"depth": shape.get("depth") or enough(scheme)} | shape))
+    return perturbed(abstract(scheme, sizes), seed, out_scale)
+
+
+@functools.cache
+def quick_options() -> dict[str, Any]:
+    """Compiler options that make compiling a small model about 5 times faster; those of them that this JAX knows."""
+    options: dict[str, Any] = {}
+    for name, value in (("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)):
+        try:
+            jax.jit(lambda x: x + 1, compiler_options={name: value})(1.0)
+        except jax.errors.JaxRuntimeError:
+            continue
+        options[name] = value
+    return options
+
+
+def fast(f: Any, **options: Any) -> Any:
+    """jax.jit for functions that are compiled once and run on little data. Not for tests of rounding."""
+    return jax.jit(f, compiler_options=quick_options(), **options)
 
 
 def functional(logits: jax.Array) -> jax.Array:
@@ -83,10 +133,11 @@ def functional(logits: jax.Array) -> jax.Array:
 
 
 def relative(got: Any, want: Any) -> float:
-    """Largest difference over the largest magnitude."""
+    """Largest difference over the largest magnitude; infinite where a number is none, as NaN is not above any limit."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)
-    return float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
+    off = float(np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-300))
+    return float("inf") if isnan(off) else off
 
 
 def apart(got: Any, want: Any) -> float:
@@ -103,15 +154,26 @@ def checks(scheme: Scheme) -> Iterator[Outcome]:
             yield Outcome(asked, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
+EVALUATION = Context(step=7)
+
+
 def _gradient(context: Context) -> Callable[[LM], Any]:
     def loss(model: LM) -> tuple[jax.Array, jax.Array]:
         logits, _ = model(jnp.asarray(TOKENS), context)
         return functional(logits), logits
 
-    return jax.jit(jax.grad(loss, has_aux=True))
+    return fast(jax.grad(loss, has_aux=True))
 
 
-EVALUATION = Context(step=7)
+# One function for all checks: what one has compiled the next one finds.
+@functools.cache
+def _evaluated() -> Callable[[LM, jax.Array], jax.Array]:
+    return fast(lambda model, tokens: model(tokens, EVALUATION)[0])
+
+
+@functools.cache
+def _differentiated() -> Callable[[LM], Any]:
+    return _gradient(EVALUATION)
 
 
 def _documented(scheme: Scheme) -> str:
@@ -125,28 +187,30 @@ def _is_a_value(scheme: Scheme) -> str:
 
 
 def _unrolled(scheme: Scheme) -> str:
-    grads, logits = _gradient(EVALUATION)(model(scheme))
-    one, logits_one = _gradient(EVALUATION)(model(scheme, scan=False))
-    if (off := relative(logits_one, logits)) > 1e-5:
-        return f"scanned and unrolled outputs differ by {off:.1e}"
-    return f"scanned and unrolled gradients differ by {off:.1e}" if (off := apart(one, grads)) > 1e-4 else ""
+    one, other = (_evaluated()(model(scheme, scan=scan), jnp.asarray(TOKENS)) for scan in (True, False))
+    return f"scanned and unrolled outputs differ by {off:.1e}" if (off := relative(other, one)) > 1e-5 else ""
+
+
+def _unrolled_gradient(scheme: Scheme) -> str:
+    (one, _), (other, _) = (_differentiated()(model(scheme, scan=scan)) for scan in (True, False))
+    return f"scanned and unrolled gradients differ by {off:.1e}" if (off := apart(other, one)) > 1e-4 else ""
 
 
 def _rematerialised(scheme: Scheme) -> str:
-    grads, _ = _gradient(EVALUATION)(model(scheme))
-    again, _ = _gradient(EVALUATION)(model(scheme, remat="full"))
-    return f"gradients change by {off:.1e} with remat" if (off := apart(again, grads)) > 1e-4 else ""
+    (one, _), (other, _) = (_differentiated()(model(scheme, remat=remat)) for remat in ("none", "full"))
+    return f"gradients change by {off:.1e} with remat" if (off := apart(other, one)) > 1e-4 else ""
 
 
 def _mapped(scheme: Scheme) -> str:
-    def run(model: LM) -> jax.Array:
-        return model(jnp.asarray(TOKENS), EVALUATION)[0]
-
     models = [model(scheme, seed) for seed in (0, 1)]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    want = np.stack([jax.jit(run)(one) for one in models])
-    off = relative(jax.jit(jax.vmap(run))(batch), want)
-    return f"two models by vmap differ from one after the other by {off:.1e}" if off > 1e-5 else ""
+    want = np.stack([_evaluated()(one, jnp.asarray(TOKENS)) for one in models])
+    got = fast(jax.vmap(lambda model: model(jnp.asarray(TOKENS), EVALUATION)[0]))(batch)
+    return (
+        f"two models by vmap differ from one after the other by {off:.1e}"
+        if (off := relative(got, want)) > 1e-5
+        else ""
+    )
 
 
 def _strict(scheme: Scheme) -> str:
@@ -167,7 +231,7 @@ def _strict(scheme: Scheme) -> str:
 def _finite_in_half(scheme: Scheme) -> str:
     for dtype in ("bfloat16", "float16"):
         context = dataclasses.replace(EVALUATION, compute=jnp.dtype(dtype))
-        logits = jax.jit(lambda m, c=context: m(jnp.asarray(TOKENS), c)[0])(model(scheme, stream=dtype))
+        logits = fast(lambda m, c=context: m(jnp.asarray(TOKENS), c)[0])(model(scheme, stream=dtype))
         if not bool(jnp.all(jnp.isfinite(logits))):
             return f"outputs are not finite in {dtype}"
     return ""
@@ -176,10 +240,10 @@ def _finite_in_half(scheme: Scheme) -> str:
 def _deep(scheme: Scheme) -> str:
     """A little way from the start: mixing matrices that no norm bounds overflow over 512 sites when they are drawn freely."""
     sizes = Shape(**(SIZES | {"depth": DEEP}))
-    first = jax.jit(lambda: LM(sizes, scheme, Init(), key=jax.random.key(0)))()
+    first = fast(lambda: LM(sizes, scheme, Init(), key=jax.random.key(0)))()
     away = model(scheme, depth=DEEP, out_scale=1 / sqrt(2 * DEEP))
     near = jax.tree.map(lambda a, b: (1 - NEAR) * a + NEAR * b, first, away)
-    grads, logits = _gradient(EVALUATION)(near)
+    grads, logits = _differentiated()(near)
     if not bool(jnp.all(jnp.isfinite(logits))):
         return f"outputs are not finite at {DEEP} blocks"
     bad = sum(not bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(grads))
@@ -197,45 +261,62 @@ def _all_used(scheme: Scheme) -> str:
 
 def _causal(scheme: Scheme) -> str:
     made = model(scheme)
-    run = jax.jit(lambda m, tokens: m(tokens, EVALUATION)[0])
     changed = TOKENS.copy()
     changed[:, -1] = (changed[:, -1] + 1) % 11
     changed[1] = (changed[1] + 1) % 11
-    one, other = run(made, jnp.asarray(TOKENS)), run(made, jnp.asarray(changed))
+    one, other = (_evaluated()(made, jnp.asarray(tokens)) for tokens in (TOKENS, changed))
     off = relative(other[0, :-1], one[0, :-1])
     return f"an earlier position, or another sample, sees a later token (by {off:.1e})" if off > 1e-5 else ""
 
 
 def _undone(scheme: Scheme) -> str:
-    """read(S') == read(S), and undo gives S back, site by site."""
+    """read(S') == read(S) at every site; and from the last stream down, as the backward pass goes, undo gives every S back.
+
+    Of a buffer of outputs, S is what stands in it by then: rows that are not written yet may hold anything.
+    """
     if not scheme.written.undoable:
         return ""
-    stack = model(scheme, depth=3).stack
-    embedded = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 8)), jnp.float32)
-    stream = stack.carry.open(stack.ends, embedded, stack.units)
-    for index in range(stack.depth):
-        block = stack.block(index)
-        run = next(run for run in stack.plan if run.first <= index < run.first + run.length)
-        numbers = jax.tree.map(lambda x, i=index - run.first: x[i], stack.numbers(run, EVALUATION))
-        layer = Layer(index, numbers, None)
-        for unit in range(block.units):
+    stack = model(scheme).stack
+    embedded = jnp.asarray(np.random.default_rng(2).normal(size=(2, SIZES["length"], SIZES["width"])), jnp.float32)
+
+    @fast
+    def up_and_down(stack: Stack, embedded: jax.Array) -> list[tuple[Any, ...]]:
+        places = []
+        for index in range(stack.depth):
+            run = next(run for run in stack.plan if run.first <= index < run.first + run.length)
+            numbers = jax.tree.map(lambda x, i=index - run.first: x[i], stack.numbers(run, EVALUATION))
+            block = stack.block(index)
+            places += [(block, unit, Layer(index, numbers, None)) for unit in range(block.units)]
+        stream, streams, reads = stack.carry.open(stack.ends, embedded, stack.units), [], []
+        for block, unit, layer in places:
+            streams.append(stream)
             update, memo, *_ = block.produce(unit, stream, layer, EVALUATION)
-            after, _ = block.write(unit, stream, memo, update, None, layer, EVALUATION)
-            again, *_ = block.produce(unit, after, layer, EVALUATION)
-            if (off := relative(again, update)) > 1e-5:
-                return f"what block {index} reads changes by {off:.1e} once it has written"
-            back = block.undo(unit, after, update, layer)
-            same, *_ = block.produce(unit, back, layer, EVALUATION)
-            if (off := relative(same, update)) > 1e-4:
-                return f"undoing block {index} changes what it reads by {off:.1e}"
-            stream = after
+            stream, _ = block.write(unit, stream, memo, update, None, layer, EVALUATION)
+            reads.append((update, block.produce(unit, stream, layer, EVALUATION)[0]))
+        undone = []
+        for block, unit, layer in reversed(places):
+            update, *_ = block.produce(unit, stream, layer, EVALUATION)
+            stream = block.undo(unit, stream, update, layer)
+            undone.append(stream)
+        return list(zip([layer.index for *_, layer in places], reads, streams, reversed(undone), strict=True))
+
+    found = up_and_down(stack, embedded)
+    for index, (update, again), _, _ in found:
+        if (off := relative(again, update)) > 1e-5:
+            return f"what block {index} reads changes by {off:.1e} once it has written"
+    for number, (index, _, before, back) in reversed([*enumerate(found)]):
+        if scheme.written.rows:
+            before, back = before[: number + 1], back[: number + 1]
+        if (off := apart(back, before)) > 1e-4:
+            return f"undoing block {index} does not give the stream before it back: it is off by {off:.1e}"
     return ""
 
 
 CHECKS: dict[str, Callable[[Scheme], str]] = {
     "it has a name, an equation and a source": _documented,
     "it is a value: hashable, and equal to its copies": _is_a_value,
-    "scanned and unrolled, the model and its gradient are the same": _unrolled,
+    "scanned and unrolled, the model is the same": _unrolled,
+    "scanned and unrolled, the gradient is the same": _unrolled_gradient,
     "rematerialised, the gradient is the same": _rematerialised,
     "two models at once are as one after the other": _mapped,
     "the stream keeps its dtype, whatever branches compute in": _strict,
@@ -243,5 +324,5 @@ CHECKS: dict[str, Callable[[Scheme], str]] = {
     f"gradients are finite at {DEEP} blocks": _deep,
     "every parameter takes part": _all_used,
     "no position sees a later one, no sample another": _causal,
-    "where the backward pass takes updates back, reading survives writing": _undone,
+    "where the backward pass takes updates back, reading survives writing and undo gives the stream back": _undone,
 }

@@ -1,6 +1,5 @@
 """What do the tests of models share? Small models made without compiling, a fast jit, comparisons."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,13 @@ from flax import nnx
 
 from resjax import check
 from resjax.check import apart as largest_difference
-from resjax.check import functional, relative
+from resjax.check import fast, functional, quick_options, relative
 from resjax.models.lm import LM, Shape
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults, Scheme, Site
 from resjax.residual.parameters import is_variable
 from resjax.stack import Stack
 
-__all__ = ["functional", "largest_difference", "relative"]  # of those imported: for the tests
+__all__ = ["fast", "functional", "largest_difference", "quick_options", "relative"]  # of those imported: for the tests
 
 KINDS = ("attention", "mlp")
 EVALUATION, DEFAULT_INIT = Context(), Init()
@@ -43,14 +42,9 @@ def perturbed(build: Callable[[], Any], seed: int = 0, out_scale: float = 1.0) -
     return check.perturbed(jax.eval_shape(build), seed, out_scale)
 
 
-@functools.cache
-def _abstract(scheme: Scheme, shape: Shape) -> LM:
-    return jax.eval_shape(lambda: LM(shape, scheme, Init(), key=jax.random.key(0)))
-
-
 def abstract(scheme: Scheme | str, **shape: Any) -> LM:
     """A language model without values, not to be changed; ``shape`` over the sizes in SMALL."""
-    return _abstract(CATALOGUE[scheme] if isinstance(scheme, str) else scheme, Shape(**(SMALL | shape)))
+    return check.abstract(CATALOGUE[scheme] if isinstance(scheme, str) else scheme, Shape(**(SMALL | shape)))
 
 
 def make(scheme: Scheme | str, seed: int = 0, out_scale: float = 1.0, **shape: Any) -> LM:
@@ -71,24 +65,6 @@ def stack(
     scheme = CATALOGUE[scheme] if isinstance(scheme, str) else scheme
     options = dict(norms=NormDefaults("layernorm", 1e-6), init=Init(), key=jax.random.key(0)) | options
     return Stack(scheme, kinds, depth, width, make_branch, **options)
-
-
-@functools.cache
-def quick_options() -> dict[str, Any]:
-    """Compiler options that make compiling a small model about 5 times faster; those of them that this JAX knows."""
-    options: dict[str, Any] = {}
-    for name, value in (("xla_backend_optimization_level", 0), ("xla_cpu_use_fusion_emitters", False)):
-        try:
-            jax.jit(lambda x: x + 1, compiler_options={name: value})(1.0)
-        except jax.errors.JaxRuntimeError:
-            continue
-        options[name] = value
-    return options
-
-
-def fast(f: Any, **options: Any) -> Any:
-    """jax.jit for functions that are compiled once and run on little data. Not for tests of rounding."""
-    return jax.jit(f, compiler_options=quick_options(), **options)
 
 
 def forward(model: LM, context: Context = EVALUATION, tokens: np.ndarray = TOKENS) -> jax.Array:

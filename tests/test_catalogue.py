@@ -1,4 +1,13 @@
-"""Is every scheme of the catalogue what its paper says? Each entry and form against its equation, its claims, its check values."""
+"""Is every scheme of the catalogue what its paper says? Each entry and form against its equation, its claims, its check values.
+
+Whenever tests run, for every row: the equation at 2 blocks, and at the depth from which a scheme has all its parts where that is more
+(Mix-LN's Post-LN blocks, groups of several sites); at such a depth also that the model, scanned and mapped over two sets of parameters,
+is the unrolled one on one set after the other; strict dtypes. For rows whose updates the backward pass takes back also their gradient,
+scanned against unrolled, and that undoing gives the stream back. In the slow set, of which a tenth runs a day: the equation at 1, 6 and
+24 blocks; scan against unrolled and vmap against loop each by itself; the gradient of the other rows, and of all rematerialised; half
+precision; 256 blocks; parameters that do nothing, tokens that see later ones. The contract is checked at 2 blocks, at 3 or the
+depth of all parts where blocks differ.
+"""
 
 import dataclasses
 import json
@@ -29,19 +38,27 @@ from kit import (
     variables,
 )
 from oracle import FORMS, Options, language_model
-from resjax import catalogue
-from resjax.check import CHECKS
+from resjax import catalogue, check
+from resjax.check import CHECKS, whole
 from resjax.config.entry import entry
-from resjax.residual import CATALOGUE, Context, Init, Learned, Scheme, Site
+from resjax.residual import CATALOGUE, Blocks, Context, Init, Learned, Scheme, Site, Where
 from resjax.residual import entries as families
 from resjax.residual.entries import scaling
+from resjax.residual.history import DepthAttentionSite
 from resjax.residual.hyper import arrangements, sinkhorn
+from resjax.residual.outer import Rows
+from resjax.residual.parameters import is_variable
+from resjax.residual.reversible import PairSite
 
 ALL: dict[str, Scheme] = {}
 for _name, _scheme in CATALOGUE.items():
     for _form, _made in families.FORMS.get(_name, {"": _scheme}).items():
         ALL[_name if _made == _scheme else f"{_name}:{_form}"] = _made
 CHEAP = ("it has a name", "it is a value", "the stream keeps its dtype")
+UNDONE = (
+    "scanned and unrolled, the gradient",
+    "where the backward pass",
+)  # cheap enough for the rows that they are about
 every = pytest.mark.parametrize("name", ALL)
 
 
@@ -50,9 +67,14 @@ def test_every_scheme_has_its_equation_in_the_oracle():
     assert [name for name, scheme in CATALOGUE.items() if scheme.name != name] == []
 
 
+# Relative errors at 24 blocks are 1e-7 to 3e-6, dynamic Hyper-Connections 6e-6, LAuReL 9e-6. MUDDFormer's is 8e-5: mixes of mixes, whose
+# weights are computed from their own sums, make more of each rounding; see the test in float64.
+LOOSER = {("muddformer", 24): 1e-4}
+
+
 @pytest.mark.parametrize(
     ("name", "depth"),
-    [(name, 2) for name in ALL]
+    [(name, depth) for name in ALL for depth in sorted({2, whole(ALL[name], 2)})]
     + [pytest.param(name, depth, marks=pytest.mark.slow) for name in ALL for depth in (1, 6, 24)],
 )
 def test_the_equation(name, depth):
@@ -61,22 +83,105 @@ def test_the_equation(name, depth):
     model = make(ALL[name], depth=depth, out_scale=1 / sqrt(2 * depth))
     want, _, read = language_model(model, TOKENS, FORMS[name], Options(step=float(step)))
     got = forward(model, Context(step=step))
-    # float32 errors add up over 48 sites (MUDDFormer, 7e-5; in float64 it is the equation to 4e-14)
-    assert relative(got, want) < (1e-5 if depth < 24 else 1e-4)
+    assert relative(got, want) < LOOSER.get((name, depth), 1e-5)
     unread = {id(v) for v in variables(model)} - read.seen
     assert not unread or depth == 1, "a parameter that the equation does not have"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muddformer", "laurel", "hyper_connections:dynamic"])
+def test_what_float32_loses_over_24_blocks_is_rounding(name):
+    """The rows with the largest errors are their equations in float64: to 4e-14, 2e-14 and 1e-14."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        model = make(ALL[name], depth=24, out_scale=1 / sqrt(48), stream="float64")
+        model = jax.tree.map(lambda v: v.replace(jnp.asarray(v[...], jnp.float64)), model, is_leaf=is_variable)
+        want, _, _ = language_model(model, TOKENS, FORMS[name], Options(step=7.0))
+        got = forward(model, Context(step=7, compute=jnp.dtype("float64")))
+        assert got.dtype == jnp.float64
+        assert relative(got, want) < 1e-12
+
+
+def test_schemes_are_checked_with_all_their_parts():
+    """Depths at which a scheme first has all the forms that its blocks ever have, and groups of sites that are more than one."""
+    deeper = {name: whole(scheme) for name, scheme in ALL.items() if whole(scheme) > 2}
+    assert deeper == {"mix_ln": 4, "attnres:block": 9}
+    assert [run.length for run in check.model(ALL["mix_ln"]).stack.plan] == [1, 3]
+    assert ALL["attnres:block"].carry.length(2 * 9) == 3
+    late = ALL["pre_ln"].but(where=Where(blocks=Blocks(6, 7)), skip=0.5)
+    assert (whole(late), whole(ALL["keel"]), whole(ALL["keel"], 3), whole(ALL["pre_ln"])) == (7, 2, 3, 1)
+    assert [check.enough(scheme) for scheme in (ALL["keel"], ALL["pre_ln"], late)] == [3, 2, 7]
+
+
+def runs_always(name: str, asked: str) -> bool:
+    if asked.startswith(UNDONE):
+        return (
+            ALL[name].written.undoable and name != "muddformer:ppn"
+        )  # the costliest, and made of what the others have
+    return asked.startswith(CHEAP)
 
 
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        pytest.param(name, asked, marks=() if asked.startswith(CHEAP) else pytest.mark.slow, id=f"{name}-{i}")
+        pytest.param(name, asked, marks=() if runs_always(name, asked) else pytest.mark.slow, id=f"{name}-{i}")
         for name in ALL
         for i, asked in enumerate(CHECKS)
     ],
 )
 def test_the_contract(name, asked):
     assert CHECKS[asked](ALL[name]) == ""
+
+
+@every
+def test_scanned_and_mapped_is_unrolled_and_looped(name):
+    """Two programs for what are two checks of the contract: what is scanned alone is the equation, by the test of that."""
+    depth = check.enough(ALL[name])
+    scanned, unrolled = ([make(ALL[name], seed, depth=depth, scan=scan) for seed in (0, 1)] for scan in (True, False))
+    run = lambda model: model(jnp.asarray(TOKENS), Context(step=7))[0]  # noqa: E731
+    got = fast(jax.vmap(run))(jax.tree.map(lambda *leaves: np.stack(leaves), *scanned))
+    one_by_one = fast(run)
+    assert relative(got, np.stack([one_by_one(model) for model in unrolled])) < 1e-5
+    assert relative(got[0], got[1]) > 0.1
+
+
+def other_half(pair: Any, update: jax.Array, site: Site) -> Any:
+    return (pair[0], pair[1] - update) if site.pos == 0 else (pair[0] - update, pair[1])
+
+
+def wrong_sign(pair: Any, update: jax.Array, site: Site) -> Any:
+    return (pair[0] + update, pair[1]) if site.pos == 0 else (pair[0], pair[1] + update)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "method", "wrong"),
+    [
+        pytest.param("reversible", PairSite, "undo", lambda pair, update, site: pair, id="its argument"),
+        pytest.param("reversible", PairSite, "undo", wrong_sign, id="wrong sign"),
+        pytest.param("reversible", PairSite, "undo", other_half, id="other half"),
+        pytest.param("reversible", PairSite, "undo", lambda pair, update, site: (pair[0] * jnp.nan, pair[1]), id="nan"),
+        pytest.param(
+            "reversible", PairSite, "read", lambda pair, site: (pair[site.pos], None), id="reads what it writes"
+        ),
+        pytest.param(
+            "attnres", DepthAttentionSite, "undo", lambda rows, update, site: rows.at[site.s].set(0), id="wrong row"
+        ),
+        pytest.param("denseformer", Rows, "undo", lambda rows, update, site: jnp.roll(rows, 1, axis=0), id="moved"),
+        pytest.param("denseformer", Rows, "undo", lambda rows, update, site: rows.at[0].add(update), id="embedding"),
+        # right: what is taken back is not written, and rows that are not written may hold anything
+        pytest.param(
+            "attnres", DepthAttentionSite, "undo", lambda rows, update, site: rows.at[site.s + 1].set(9), id="right"
+        ),
+    ],
+)
+def test_a_wrong_undo_is_named(name, place, method, wrong, monkeypatch, request):
+    """variants.md 11.5.10: undo gives the stream back, to 1e-4 in float32, all the way down."""
+    (undone,) = [check_ for asked, check_ in CHECKS.items() if asked.startswith("where the backward pass")]
+    monkeypatch.setattr(place, method, lambda self, *given: wrong(*given))
+    says = "undoing block 1 does not give the stream before it back: it is off by"
+    if method == "read":
+        says = "what block 0 reads changes by"
+    got = undone(ALL[name])
+    assert got == "" if request.node.callspec.id == "right" else got.startswith(says)
 
 
 @every

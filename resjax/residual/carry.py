@@ -135,5 +135,10 @@ class CarrySpec:
         """One array (batch, ..., width) for the final norm and the head."""
         return stream
 
+    @property
+    def whole_from(self) -> int:
+        """From how many sites on all of it acts: a test with fewer would see a part of it only."""
+        return 1
+
     def refuse(self, kinds: tuple[str, ...], width: int) -> None:
         """Raise ValueError where the carry cannot serve blocks of these sub-layers at this width."""

@@ -101,6 +101,10 @@ class BlockDepthAttention(CarrySpec):
     def build(self, width: int, site: Site, norms: NormDefaults, key: jax.Array) -> "BlockDepthAttentionSite":
         return BlockDepthAttentionSite(self.length(site.M), width, norms)
 
+    @property
+    def whole_from(self) -> int:
+        return 2 * self.groups + 1  # groups of three sites: sums, and a boundary between attention and feed-forward
+
     def length(self, sites: int) -> int:
         """Sites in a group."""
         return -(-sites // self.groups)
