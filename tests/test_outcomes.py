@@ -43,7 +43,7 @@ def test_every_scheme_and_form_has_a_line():
 
 
 def test_a_scheme_that_does_not_train_needs_a_word(monkeypatch):
-    monkeypatch.setattr(outcomes, "WHY", {("plain",): "Expected."})
+    monkeypatch.setattr(outcomes, "WHY", {"`plain`": "Expected."})
     trained = {"lr=0.01,seed=0": {"outcome": "trained", "eval_loss": 2.0}}
     rows = {"plain": ROWS, "pre_ln": trained, "post_ln": ROWS, "keel": {"lr=0.01,seed=0": ROWS["lr=0.01,seed=0"]}}
     assert outcomes.unexplained(rows) == ["post_ln", "keel"]
