@@ -39,11 +39,17 @@ MEASURED = read_json(ROOT / "benchmarks" / "results" / "configs.json")
 ABOUT = 10.0  # seconds of a run beside its steps: start, compiling, saving
 
 
+OVERHEAD = read_json(ROOT / "benchmarks" / "results" / "overhead.json")["sizes"]["24x64x64x16"]
+
+
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_rule_fits_what_was_measured(name):
+    """The rule knows nothing of schemes, so what is compared is the rule times what the scheme costs beside Pre-LN; 1.25, because these
+    costs are medians of pairs at one size (of reversible, the farthest: 1.2)."""
     fields = flat(resolve(load(str(ROOT / "configs" / f"{name}.py"), []), "cpu"))
     took, cores = MEASURED[name]["seconds"], MEASURED[name]["cores"]
-    assert cores == 2 and 1 / 1.2 < (rule(fields, curves=True) + ABOUT) / took < 1.2
+    scheme = OVERHEAD.get(fields["residual.name"], {}).get("time", 1.0)
+    assert cores == 2 and 1 / 1.25 < (rule(fields, curves=True) * scheme + ABOUT) / took < 1.25
 
 
 def test_the_rule_grows_with_work(calm):
