@@ -32,9 +32,8 @@ PAGE = ROOT / "docs" / "outcomes.md"
 RATES, SEEDS = (1e-3, 3e-3, 1e-2), (0, 1, 2, 3, 4)
 SQRT_WIDTH = 32**0.5
 HIGHWAYS = "benchmarks/schemes_outcomes.py"
-TRIED: dict[
-    str, tuple[dict[str, Any], tuple[float, ...]]
-] = {  # what could mend a scheme that did not train: its fields and rates
+Plan = tuple[dict[str, Any], tuple[float, ...]]  # fields, and rates to choose from
+TRIED: dict[str, Plan] = {  # what could mend a scheme that did not train
     **{
         f"{name}+embeddings": ({"residual.name": name, "init.embed_gain": SQRT_WIDTH}, RATES)
         for name in ("dyt", "derf")
@@ -147,16 +146,22 @@ def page(rows: dict[str, Any]) -> str:
         "Classes: trained (below 2.326 by more than 0.03), bigram (there), collapsed (at 2.845 with equal tokens), diverged, "
         "nonfinite, partial (anything else).",
         "",
-        "| scheme | best rate | outcomes of the seeds | held-out loss, median | smallest to largest |",
-        "|---|---|---|---|---|",
+        *head("scheme"),
     ]
     lines += [row(label, rows) for label in schemes()]
     lines += ["", "## Those that do not all end trained", ""]
     lines += [line for names, why in WHY.items() for line in (f"**{names}.** {why}", "")]
-    columns = lines[4:6]  # the head of the first table
-    lines += [columns[0].replace("scheme", "what was tried"), columns[1]]
+    lines += head("what was tried")
     lines += [row(label, rows) for label in TRIED]
     return "\n".join([*lines, ""])
+
+
+def head(first: str) -> list[str]:
+    """The head of a table."""
+    return [
+        f"| {first} | best rate | outcomes of the seeds | held-out loss, median | smallest to largest |",
+        "|---|---|---|---|---|",
+    ]
 
 
 def row(label: str, rows: dict[str, Any]) -> str:

@@ -20,7 +20,6 @@ from resjax.residual import KERNEL_ROLES, ROLES, Blocks, Frozen, Gain, Knob, Lea
 from resjax.residual.gains import DepthPower, Linear, is_rule
 from resjax.residual.norms import POINTWISE
 from resjax.residual.scheme import GAINS
-from resjax.residual.site import Rule
 
 SETS = {"scale_kind": "scale", "skip_kind": "skip", "drop_path": "drop"}  # override -> field of the record
 OPEN = ("scale", "scale_eval", "skip")  # the overrides whose number can be a knob
@@ -91,20 +90,8 @@ def _with_gain_rate(made: Scheme, config: ConfigDict) -> Scheme:
     """With the config's factor on the rate of learned gains, beside the scheme's own."""
     if (factor := config.optimizer.gain_lr) == 1.0:
         return made
-    rule = made.optim.get("gain", OptRule())
-    own = replace(rule, lr=_Times(rule.lr, factor) if callable(rule.lr) else rule.lr * factor)
+    own = made.optim.get("gain", OptRule()).faster(factor)
     return made.but(optim=Frozen({**made.optim, "gain": own}))
-
-
-@dataclass(frozen=True)
-class _Times:
-    """A rule times a number."""
-
-    rule: Rule
-    factor: float
-
-    def __call__(self, site: Site) -> float:
-        return self.factor * float(self.rule(site))
 
 
 def opened(config: ConfigDict, paths: Collection[str]) -> Scheme | None:

@@ -10,8 +10,8 @@ from resjax.sweeps.outcome import OUTCOMES
 
 RATE, DEPTH, SEED, LOSS = "optimizer.lr", "model.depth", "seed", "eval_loss"
 UNCLASSED = "no class"  # ended, but the source's floors are unknown
-CLASSES = (*OUTCOMES, UNCLASSED, "failed", "killed")
 NOT_RUN = ("failed", "killed")
+CLASSES = (*OUTCOMES, UNCLASSED, *NOT_RUN)
 ENDED = ("done", "diverged")
 Row = Mapping[str, Any]
 
