@@ -79,7 +79,8 @@ def get_config(variant: str | None = None) -> Any:
 
 def built(arm: str, gain: str, depth: int, **more: Any) -> Any:
     """The configuration of one network."""
-    fields = WIDTH | ARMS[arm] | GAINS[gain] | more | {"model.depth": depth}
+    start = {path: value for path, value in GAINS[gain].items() if arm != "DeepNorm" or path != "init.out_scale"}
+    fields = WIDTH | ARMS[arm] | start | more | {"model.depth": depth}  # DeepNorm's own rule starts what writes to the stream
     return sized("cpu-S", **{path.replace(".", "__"): value for path, value in fields.items()})
 
 
@@ -230,11 +231,11 @@ def figure(runs: Runs, measured: Measured) -> Figure:
         middle.loglog(guide, line, style, color="black", linewidth=0.8, label=f"slope {power:g}, Xiong et al. 2020")
     styles = {arm: f"C{i}" for i, arm in enumerate(ARMS)}
     for arm, colour in styles.items():
-        shares = starts.table(
-            measured["gradients"], "share", "depth", depths_of(measured["gradients"]), arm=arm, gain=UNIT
-        )
-        right.plot(depths_of(measured["gradients"]), shares.T, ".", color=colour, alpha=0.5)
-        right.plot(depths_of(measured["gradients"]), np.nanmean(shares, axis=0), color=colour, label=arm)
+        rows = measured["gradients"]
+        depths = depths_of(rows)
+        shares = np.ma.masked_invalid(starts.table(rows, "share", "depth", depths, arm=arm, gain=UNIT))
+        right.plot(depths, shares.T, ".", color=colour, alpha=0.5)
+        right.plot(depths, shares.mean(axis=0), color=colour, label=arm)
     left.set(xlabel="site", ylabel="RMS of the stream", title="Stream, unit weights")
     middle.set(xlabel="blocks", ylabel="gradient of the last matrix", title="Last feed-forward's gradient")
     right.set(xlabel="blocks", ylabel="identity share at the first block", title="Gradient that comes down as it is")

@@ -91,7 +91,7 @@ def rehearse(experiment: Experiment, case: str, scale: str = "cpu") -> list[Sett
 
 
 def check(experiment: Experiment, grids: Sequence[str] = ("cpu",)) -> None:
-    """All that can be found to be wrong with an experiment before it trains.
+    """All that can be found to be wrong with an experiment before it trains; of one that only measures, nothing can.
 
     Args:
       grids: the scales whose cells are looked at, one after another.
@@ -99,6 +99,8 @@ def check(experiment: Experiment, grids: Sequence[str] = ("cpu",)) -> None:
     Raises:
       Refused: a field of a cell, or cells that contradict themselves; judge or figure that fail on runs of one of ``ENDS``.
     """
+    if not experiment.cells():
+        return
     for scale in grids:
         settings = grid.settings(grid.from_config(experiment.cells(scale), str(experiment.path)), {})
         for cell in build(experiment.spec(scale), (), settings, platform()):

@@ -3,7 +3,8 @@
     python -m experiments.run E18 [E02 ...] [--scale=cpu|smoke|accelerator] [--workers=N] [--dry-run [--measure]]
 
 What is under way lies in sweeps/; stopped and given again it goes on. At scale smoke everything runs small and with one seed, to see
-that it runs, and judge and figure are tried on made-up runs: nothing is kept beside what is under way, and no verdict is given.
+that it runs, and judge and figure are tried on made-up runs, or where nothing is trained on what was measured: nothing is kept beside
+what is under way, and no verdict is given.
 """
 
 import argparse
@@ -76,11 +77,12 @@ def run(
         frozen.check(experiment)
     here = workdir / f"{experiment.stem}.{scale}"
     print(f"{experiment.name}: {experiment.question}")
-    if smoke and not planned:
+    trains = bool(experiment.cells(scale))
+    if smoke and trains and not planned:
         rehearsal.check(experiment)
         print(f"judge and figure do their work on runs that are made up: {', '.join(rehearsal.ENDS)}")
     code = 0
-    if experiment.cells(scale):
+    if trains:
         options = [f"--config={experiment.spec(scale)}", f"--workdir={here / 'cells'}"]
         options += ["--scale=smoke", "--grid", ONE_SEED] if smoke else []
         options += [f"--workers={workers}"] if workers is not None else []
@@ -91,14 +93,14 @@ def run(
         name: measure(here / "measured" / f"{name}.json", function, scale)
         for name, function in experiment.measures.items()
     }
-    rows = trained(experiment, scale, here / "cells") if experiment.cells(scale) else []
+    rows = trained(experiment, scale, here / "cells") if trains else []
     kept = here / "results.json" if smoke else results.place(experiment, scale)
     results.write(kept, results.made_by(experiment, scale, frozen.digest()), rows, measured)
-    if not smoke:
+    if not (smoke and trains):  # small runs of one seed lack what a judge needs; small measurements do not
         found = results.read(kept)
+        settled = experiment.settle(found.runs, found.measured, scale)
         kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
-        for one in experiment.settle(found.runs, found.measured, scale):
-            print(one.told())
+        print("judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled))
     print(f"everything is in {kept}")
     return code
 

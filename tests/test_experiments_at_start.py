@@ -134,6 +134,12 @@ def test_norms_on_branches_add_operations_by_the_number(monkeypatch):
 # ------------------------------------------------------------------ E13
 
 
+@pytest.mark.parametrize(("arm", "gain"), e13.NETWORKS)
+def test_each_network_of_the_gradients_path_can_be_built(arm, gain):
+    """What a configuration refuses is found here and not minutes into the measurement."""
+    assert starts.case(e13.built(arm, gain, e13.DEEP), (0,)).parts.shape.depth == e13.DEEP
+
+
 def gradient_rows(pre=0.9, post=0.4, plain=0.01, with_skips=0.2, per_block=0.2, lost=False):
     """Identity share and orders of magnitude by network; Post-LN's share halves each time the depth doubles."""
     rows = []
