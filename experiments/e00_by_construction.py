@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding, Measured, Rows
 from experiments.judge import Predicate, effect
 from experiments.runs import Runs
-from experiments.starts import values
+from experiments.shared.starts import values
 from resjax.models.lm import LM, Shape
 from resjax.residual import CATALOGUE, Context, Flow, Init, NormDefaults, Scheme
 from resjax.residual.parameters import is_variable
@@ -53,7 +53,7 @@ VARIANTS = ("accelerator",)
 
 def get_config(variant: str | None = None) -> Any:
     """Nothing is trained; the protocol's configuration, for whoever wants to look at such a network."""
-    from experiments.sizes import sized
+    from experiments.shared.sizes import sized
 
     return sized("acc-S" if variant == "accelerator" else "cpu-S")
 

@@ -7,14 +7,16 @@ from dataclasses import asdict
 
 import numpy as np
 
-from experiments import chasing, seen
-from experiments.collapse_panel import panel
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect
+from experiments.parts import e01_chasing as chasing
+from experiments.parts.e01_panel import panel
+from experiments.parts.e01_symmetric import least_loss
 from experiments.runs import RATE, Runs, ending, number
-from experiments.seen import counted, told
-from experiments.sizes import RATES4, RATES7, SEEDS, sized
-from experiments.skips import (
+from experiments.shared import seen
+from experiments.shared.seen import counted, told
+from experiments.shared.sizes import RATES4, RATES7, SEEDS, sized
+from experiments.shared.skips import (
     FEW,
     FULL,
     MOST,
@@ -30,7 +32,6 @@ from experiments.skips import (
     at_best,
     endings,
 )
-from experiments.symmetric import least_loss
 from resjax import data
 from resjax.data import markov
 from resjax.sweeps.combine import chain, product

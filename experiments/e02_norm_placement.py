@@ -8,9 +8,19 @@ import numpy as np
 
 from experiments.experiment import Finding, Measured
 from experiments.judge import SMALLEST_ROPE, Effect, Predicate, difference, effect, in_ropes
-from experiments.rates import by_seed, highest, lost, mean_by_seed, open_above, seen_at_end, spikes, steps_above, total
 from experiments.runs import RATE, Best, Row, Runs, ended, losses_of, mean_between, number, value_of
-from experiments.sizes import RATES7, SEEDS, SIZES, WARMUP, sized
+from experiments.shared.rates import (
+    by_seed,
+    highest,
+    lost,
+    mean_by_seed,
+    open_above,
+    seen_at_end,
+    spikes,
+    steps_above,
+    total,
+)
+from experiments.shared.sizes import RATES7, SEEDS, SIZES, WARMUP, sized
 from resjax.health.studies import STUDIES
 from resjax.sweeps.combine import chain, product
 from resjax.sweeps.figures.diagram import at_first_step, phase

@@ -6,18 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from experiments.exact_null import EXACT, ROUNDED, compared
 from experiments.experiment import Finding, Measured
 from experiments.judge import Effect, Interval, Predicate, difference, effect, in_ropes, share
-from experiments.pictures import Panels
-from experiments.rates import by_seed, loss_at, lost, open_above, reached, seen_at_end, spikes, steps_above, unsigned
+from experiments.parts.e03_exact_null import EXACT, ROUNDED, compared
 from experiments.runs import LOSS, RATE, SEED, Runs, ended, losses_of, number
-from experiments.sizes import RATES4, RATES7, SEEDS, SIZES, WARMUP, sized
+from experiments.shared.pictures import Panels
+from experiments.shared.rates import (
+    by_seed,
+    loss_at,
+    lost,
+    open_above,
+    reached,
+    seen_at_end,
+    spikes,
+    steps_above,
+    unsigned,
+)
+from experiments.shared.sizes import RATES4, RATES7, SEEDS, SIZES, WARMUP, sized
 from resjax.health.studies import STUDIES
 from resjax.sweeps.combine import chain, product
 
 QUESTION = "Does the scale of residual branches do anything that a learning rate does not, and does on or off tell what lies between?"
-FILE = "experiments/schemes_scale.py"
+FILE = "experiments/parts/e03_schemes.py"
 NORMS: Mapping[str, Mapping[str, Any]] = {
     "Pre-LN": {"residual.name": "pre_ln", "model.norm": "layernorm"},
     "Post-LN": {"residual.name": "post_ln", "model.norm": "layernorm"},

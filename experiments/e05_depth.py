@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, effect, share
 from experiments.runs import Runs, ended, number, profile
-from experiments.sizes import SEEDS, sized
+from experiments.shared.sizes import SEEDS, sized
 from resjax.sweeps.combine import chain, product
 
 QUESTION = "Which residual schemes train at 12 to 1,000 blocks, and is a near-zero start what makes it possible?"

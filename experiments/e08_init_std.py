@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import starts
 from experiments.experiment import Finding, Measured, Rows
 from experiments.judge import Predicate, effect, in_ropes, share
 from experiments.runs import Runs, ending, number, profile
-from experiments.sizes import SEEDS, sized
+from experiments.shared import starts
+from experiments.shared.sizes import SEEDS, sized
 from resjax.health.studies import Subject
 from resjax.health.studies.update import update
 from resjax.propagation.measured import measured_at

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope, share
 from experiments.runs import Runs, ended, profile, value_of
-from experiments.sizes import SEEDS, sized
+from experiments.shared.sizes import SEEDS, sized
 from resjax.sweeps.combine import chain, product
 
 QUESTION = "What does a stream in half precision lose of its updates, and what does the loss lose?"

@@ -14,7 +14,7 @@ from experiments import results
 from experiments.experiment import Finding, paths
 from experiments.judge import Effect, Predicate, effect, rope, share
 from experiments.runs import RATE, SEED, Runs, ended, ending, number, profile, value_of
-from experiments.sizes import RATES4, SEEDS, sized
+from experiments.shared.sizes import RATES4, SEEDS, sized
 from resjax.config.schema import FIELDS
 from resjax.health.metrics import angular_distance
 from resjax.sweeps.combine import chain, product

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, effect, in_ropes, rope
 from experiments.runs import Runs, profile
-from experiments.sizes import SEEDS, sized
+from experiments.shared.sizes import SEEDS, sized
 from resjax.health.studies.decoding import accuracies, divided, labelled
 from resjax.sweeps.combine import chain, product
 

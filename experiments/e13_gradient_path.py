@@ -12,11 +12,11 @@ import numpy as np
 from flax import nnx
 from matplotlib.figure import Figure
 
-from experiments import starts
 from experiments.experiment import Finding, Measured, Rows
 from experiments.judge import Predicate, effect
 from experiments.runs import Runs
-from experiments.sizes import sized
+from experiments.shared import starts
+from experiments.shared.sizes import sized
 from resjax.health.studies.gradient import gradient
 from resjax.propagation.cases import Case
 from resjax.propagation.measured import batches, measured
@@ -80,7 +80,9 @@ def get_config(variant: str | None = None) -> Any:
 def built(arm: str, gain: str, depth: int, **more: Any) -> Any:
     """The configuration of one network."""
     start = {path: value for path, value in GAINS[gain].items() if arm != "DeepNorm" or path != "init.out_scale"}
-    fields = WIDTH | ARMS[arm] | start | more | {"model.depth": depth}  # DeepNorm's own rule starts what writes to the stream
+    fields = (
+        WIDTH | ARMS[arm] | start | more | {"model.depth": depth}
+    )  # DeepNorm's own rule starts what writes to the stream
     return sized("cpu-S", **{path.replace(".", "__"): value for path, value in fields.items()})
 
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope
 from experiments.runs import RATE, number
-from experiments.seen import counted, told
-from experiments.sizes import RATES4, RATES7, SEEDS, sized
-from experiments.skips import (
+from experiments.shared.seen import counted, told
+from experiments.shared.sizes import RATES4, RATES7, SEEDS, sized
+from experiments.shared.skips import (
     FULL,
     MOST,
     NEITHER,

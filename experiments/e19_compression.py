@@ -13,11 +13,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import nnls
 
-from experiments import starts
 from experiments.experiment import Finding, Measured, Rows
 from experiments.judge import Predicate, effect
 from experiments.runs import Runs, ending, number
-from experiments.sizes import SEEDS, sized
+from experiments.shared import starts
+from experiments.shared.sizes import SEEDS, sized
 from resjax.branches.attention import shown
 from resjax.health.geometry import centred, composite_norm, token_cosine
 from resjax.health.spectra import ranks_on_host

@@ -100,7 +100,9 @@ def run(
         found = results.read(kept)
         settled = experiment.settle(found.runs, found.measured, scale)
         kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
-        print("judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled))
+        print(
+            "judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled)
+        )
     print(f"everything is in {kept}")
     return code
 

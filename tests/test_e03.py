@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from experiments import exact_null
 from experiments.experiment import named
 from experiments.judge import effect
-from experiments.rates import highest, lost, reached, steps_above, unsigned
+from experiments.parts import e03_exact_null as exact_null
 from experiments.runs import Runs
+from experiments.shared.rates import highest, lost, reached, steps_above, unsigned
 
 E03 = named("E03")
 MEASURED = {

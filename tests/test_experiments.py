@@ -13,7 +13,7 @@ from experiments import run as command
 from experiments.experiment import every, read
 from experiments.judge import in_ropes, share
 from experiments.runs import Runs, ending, losses_of, mean_between, profile, value_of
-from experiments.sizes import SIZES, sized
+from experiments.shared.sizes import SIZES, sized
 from resjax.config.validate import validate
 from resjax.data import markov
 from resjax.errors import Refused
@@ -29,7 +29,7 @@ matplotlib.rcParams["svg.hashsalt"] = "resjax"
 from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference
-from experiments.sizes import sized
+from experiments.shared.sizes import sized
 from resjax.sweeps.combine import product
 
 QUESTION = "Is a larger rate better?"

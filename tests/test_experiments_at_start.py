@@ -11,9 +11,9 @@ from experiments import e00_by_construction as e00
 from experiments import e08_init_std as e08
 from experiments import e13_gradient_path as e13
 from experiments import e19_compression as e19
-from experiments import starts
 from experiments.experiment import named
 from experiments.runs import Runs
+from experiments.shared import starts
 from resjax.propagation.measured import measured, measured_at
 
 SEEDS = range(6)

@@ -25,7 +25,7 @@ EXPERIMENT = '''
 from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect
-from experiments.sizes import sized
+from experiments.shared.sizes import sized
 from resjax.sweeps.combine import product
 
 QUESTION = "Is it *so* | or <not>?"

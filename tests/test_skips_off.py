@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import chasing, seen
 from experiments.experiment import named
+from experiments.parts import e01_chasing as chasing
+from experiments.parts.e01_symmetric import least_loss
 from experiments.runs import Runs
-from experiments.skips import capped
-from experiments.symmetric import least_loss
+from experiments.shared import seen
+from experiments.shared.skips import capped
 from kit import make
 from resjax import sweep
 from resjax.config.load import load
@@ -357,7 +358,7 @@ def test_looks_are_at_full_networks_and_those_without_skips():
 
 
 TABLE = """
-from experiments.sizes import sized
+from experiments.shared.sizes import sized
 
 def get_config():
     config = sized("cpu-S", model__depth=1, train__steps=2500, optimizer__lr=1e-2, train__eval_batches=200)

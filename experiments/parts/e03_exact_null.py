@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.schemes_scale import PRE_LN, matched
-from experiments.sizes import SEEDS, sized
+from experiments.parts.e03_schemes import PRE_LN, matched
+from experiments.shared.sizes import SEEDS, sized
 from resjax.config.validate import resolve
 from resjax.residual import Scheme
 from resjax.train.assemble import assemble, quick_start

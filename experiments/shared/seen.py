@@ -6,9 +6,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from experiments.judge import Effect, share
-from experiments.rates import seen_at_end
 from experiments.runs import Row, Runs, ending, number, profile
-from experiments.sizes import SEEDS
+from experiments.shared.rates import seen_at_end
+from experiments.shared.sizes import SEEDS
 from resjax.sweeps.outcome import NEAR, SAME_TOKENS
 
 LEAST = float(np.finfo(np.float32).eps)  # what is left of tokens that are the same, relative

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.judge import AGREEING
 from experiments.runs import RATE, SEED, Best, Runs, number
-from experiments.sizes import SEEDS
+from experiments.shared.sizes import SEEDS
 
 Fields = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Parts of one experiment that would make its file too long; the name says of which."""

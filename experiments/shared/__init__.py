@@ -1,0 +1,1 @@
+"""What several experiments share: sizes of runs, arms, numbers of runs and of starts, pictures."""
