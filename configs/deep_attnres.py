@@ -4,7 +4,7 @@
 
 Attention Residuals: each site reads a softmax-weighted sum of all earlier outputs; there is no other skip.
 
-Expected: to be measured
+Expected: about 14 min on 2 cores, 0.57 nats below the bigram baseline that it prints.
 
 The same depth at width 1024, for accelerators with 8 chips (for another number, give data.batch twice the number):
 

@@ -22,9 +22,14 @@ NOISE = 2.0
 RESIDUAL_NORMS = ("frobenius", "composite")
 
 
+def squares(x: jax.Array) -> jax.Array:
+    """Sum of squares of every token."""
+    return jnp.sum(jnp.square(exact(x)), axis=-1)
+
+
 def lengths(x: jax.Array) -> jax.Array:
     """Euclidean length of every token."""
-    return jnp.sqrt(jnp.sum(jnp.square(exact(x)), axis=-1))
+    return jnp.sqrt(squares(x))
 
 
 def directions(x: jax.Array) -> jax.Array:

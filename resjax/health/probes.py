@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from resjax.health.arithmetic import added, precision_figures, swallowed
 from resjax.health.attention import merged_figures
-from resjax.health.geometry import cosine, growth, ratio, ratio_frobenius, residual_norm, token_cosine
+from resjax.health.geometry import cosine, growth, ratio, ratio_frobenius, residual_norm, squares, token_cosine
 from resjax.health.record import FORWARD_PROBES, MORE_PROBES
 from resjax.health.spectra import ranks_of_forms, residual_form
 from resjax.residual import Context, Flow, Observer
 from resjax.residual.carry import Unmoved
 from resjax.residual.connection import Measure, measured
-from resjax.residual.precision import exact, rms
+from resjax.residual.precision import exact
 
 Probes = dict[str, jax.Array]
 FORM, ATTAINABLE = "rank_form", "rank_attainable"  # what ranks are worked out from, until the forward pass is over
@@ -28,24 +28,30 @@ def measure(flow: Flow) -> Probes:
     """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, nothing to compare
     it with, no add that could swallow it)."""
     update, kept, beside, after = flow.update, flow.kept, flow.beside, flow.after
-    nothing = jnp.float32(jnp.nan)
-    probes = dict.fromkeys(FORWARD_PROBES, nothing) | {
-        "stream_rms": rms(after),
+    stream_max = jnp.max(jnp.abs(exact(after)))  # NaN or infinite where an element is
+    probes = dict.fromkeys(FORWARD_PROBES, jnp.float32(jnp.nan)) | {
+        "stream_rms": root_mean_square_of(after),
         "token_cosine": token_cosine(after),
-        "stream_max": jnp.max(jnp.abs(exact(after))),
-        "finite": jnp.all(jnp.isfinite(after)),
+        "stream_max": stream_max,
+        "finite": jnp.isfinite(stream_max),
     }
     if update is not None:
+        update_max = jnp.max(jnp.abs(exact(update)))
         probes |= {
-            "update_rms": rms(update),
-            "update_max": jnp.max(jnp.abs(exact(update))),
-            "finite": probes["finite"] & jnp.all(jnp.isfinite(update)),
+            "update_rms": root_mean_square_of(update),
+            "update_max": update_max,
+            "finite": probes["finite"] & jnp.isfinite(update_max),
         }
         if beside is not None:
             probes |= {"update_ratio": ratio(update, beside), "update_cosine": cosine(update, beside)}
         if kept is not None:
             probes |= {"swallowed": swallowed(update, kept)}
     return narrowed(probes)
+
+
+def root_mean_square_of(x: jax.Array) -> jax.Array:
+    """RMS over everything, from the lengths of tokens: those are needed anyway, and each pass over a stream costs as much."""
+    return jnp.sqrt(jnp.mean(squares(x)) / x.shape[-1])
 
 
 def measure_block(before: jax.Array, after: jax.Array) -> Probes:

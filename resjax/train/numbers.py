@@ -10,8 +10,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from resjax.config.overrides import OPEN
 from resjax.config.schema import KINDS
-from resjax.config.scheme import OPEN
 from resjax.residual.precision import ROUNDING
 from resjax.train.assemble import Parts, update_rule
 
