@@ -96,11 +96,11 @@ def gradients(scale: str) -> Iterator[dict[str, Any]]:
             case = starts.case(built(arm, gain, depth), starts.seeds(scale))
             for seed, subject in starts.subjects(case):
                 found = gradient(subject)
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore"):  # a gradient may have vanished
                     size = np.log10(found["size"])
-                row = {"arm": arm, "gain": gain, "depth": depth, "seed": seed}
-                row |= {"share": float(found["identity_share"][0]), "gained": float(size[0] - size[-1])}
-                yield row | {"span": float(size.max() - size.min())}
+                    gained, span = float(size[0] - size[-1]), float(size.max() - size.min())
+                row = {"arm": arm, "gain": gain, "depth": depth, "seed": seed, "gained": gained, "span": span}
+                yield row | {"share": float(found["identity_share"][0])}
 
 
 def streams(scale: str) -> Iterator[dict[str, Any]]:
@@ -241,7 +241,9 @@ def figure(runs: Runs, measured: Measured) -> Figure:
     left.set(xlabel="site", ylabel="RMS of the stream", title="Stream, unit weights")
     middle.set(xlabel="blocks", ylabel="gradient of the last matrix", title="Last feed-forward's gradient")
     right.set(xlabel="blocks", ylabel="identity share at the first block", title="Gradient that comes down as it is")
-    right.set_xscale("log", base=2)
+    for axis in (middle, right):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(depths, [str(depth) for depth in depths])
     for axis in (left, middle, right):
         axis.legend(frameon=False, fontsize=7)
         axis.title.set_size(10)

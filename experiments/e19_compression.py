@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from experiments.experiment import Finding, Measured, Rows
 from experiments.judge import Predicate, effect
-from experiments.runs import Runs, ending, number
+from experiments.runs import Runs, number
 from experiments.shared import starts
 from experiments.shared.sizes import SEEDS, sized
 from resjax.branches.attention import shown
@@ -316,7 +316,7 @@ def figure(runs: Runs, measured: Measured) -> Figure:
         middle.plot(layers, found.T, ".", color=f"C{i}", alpha=0.4, markersize=3)
         middle.plot(layers, theory, color=f"C{i}", label=f"{name} ({source})")
     draw_mixers(right, measured["mixers"])
-    inset = right.inset_axes((0.42, 0.5, 0.5, 0.33))
+    inset = right.inset_axes((0.42, 0.56, 0.5, 0.28))
     lefts = starts.profiles(measured["cubes"], "left")
     inset.semilogy(
         np.arange(1, lefts.shape[1] + 1), lefts.T, ".-", color="black", alpha=0.4, linewidth=0.6, markersize=3
@@ -328,13 +328,14 @@ def figure(runs: Runs, measured: Measured) -> Figure:
     right.set(xlabel="blocks", title="Without skips, another mixer")
     for axis in (left, middle, right):
         axis.set(ylabel="token cosine", ylim=(-0.1, 1.05))
-        axis.legend(frameon=False, fontsize=6, loc="center" if axis is left else "lower right")
         axis.title.set_size(10)
+    left.legend(frameon=False, fontsize=6, loc="center right", bbox_to_anchor=(1.0, 0.75))
+    middle.legend(frameon=False, fontsize=6, loc="lower right")
+    right.legend(frameon=False, fontsize=6, loc="center right", bbox_to_anchor=(1.0, 0.41))
     trained = [number(last_look(row), "rank_ratio") for row in runs]
     if trained:
-        ends = ", ".join(sorted({ending(row) for row in runs}))
         drawn.supxlabel(
-            f"rank of attention's means over its values after training: {say(trained)} ({ends})", fontsize=7
+            f"rank of attention's means over its values after training, by seed: {say(trained)}", fontsize=7
         )
     return drawn
 

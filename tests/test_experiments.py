@@ -377,3 +377,13 @@ def test_another_class_a_lost_loss_and_a_large_difference_are_told():
     assert set(again.differences(was, row(2.0, outcome="bigram"))) == {"outcome"}
     assert set(again.differences(row(None), row(None))) == {"same"}
     assert set(again.differences(was, was | FAILED)) == {"outcome", "loss"}
+
+
+KEPT = [one for one in every() if one.cells() and results.place(one, "cpu").exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", KEPT, ids=lambda one: one.name)
+def test_a_kept_cell_ends_as_it_did(experiment):
+    """The same class, the loss within 0.02 nat."""
+    assert again.main([experiment.name]) == 0

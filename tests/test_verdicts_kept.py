@@ -1,0 +1,78 @@
+"""Do the kept results say what the page says of them? Some verdicts worked out once more from the raw rows, by Student's interval alone."""
+
+import json
+from math import sqrt
+from statistics import mean, stdev
+
+import pytest
+from scipy.stats import t
+
+from experiments import results
+from experiments.experiment import named
+
+
+def raw(name):
+    """The file as it lies there."""
+    return json.loads(results.place(named(name), "cpu").read_text())
+
+
+def interval(values):
+    """Student's, 95 %, of the mean."""
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def page(name, claim, settings=""):
+    """The verdict of the experiment's own code."""
+    kept = results.read(results.place(named(name), "cpu"))
+    key, _, reading = claim.partition("/")
+    (one,) = [
+        found
+        for found in named(name).settle(kept.runs, kept.measured, "cpu")
+        if (found.claim, found.reading) == (key, reading) and found.settings.endswith(settings)
+    ]
+    return one.verdict
+
+
+def column(rows, value, **fields):
+    return [row[value] for row in rows if all(row[name] == wanted for name, wanted in fields.items())]
+
+
+def test_post_ln_holds_the_trunk_and_pre_ln_does_not():
+    rows = raw("E00")["measured"]["streams"]
+    post, pre = (column(rows, value, scheme=name) for value, name in (("largest", "post_ln"), ("doublings", "pre_ln")))
+    assert len(post) == len(pre) == 25
+    assert max(post) < 1.01 and page("E00", "C38") == "refuted"
+    assert min(pre) > 0.01 and page("E00", "C39") == "refuted"
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("float16", "refuted"), ("bfloat16", "supported")])
+def test_what_arrives_of_an_update_of_a_thousandth(name, verdict):
+    shares = column(raw("E00")["measured"]["adds"], "share", format=name)
+    assert len(shares) == 5 and all((share < 0.5) == (verdict == "supported") for share in shares)
+    assert page("E00", f"C70/{name}") == verdict
+
+
+def test_the_gradient_without_norms_and_skips():
+    spans = column(raw("E13")["measured"]["gradients"], "span", arm="no norms, no skips", gain="gain 1", depth=32)
+    assert len(spans) == 16 and interval(spans)[0] > 4.0
+    assert page("E13", "C13/explosion or vanishing") == "supported"
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [("gain 1", "supported"), ("gain 0.55, out_scale 1/sqrt(2L)", "refuted")])
+def test_which_norm_lets_more_of_the_gradient_through_depends_on_the_start(gain, verdict):
+    rows = raw("E13")["measured"]["gradients"]
+    shares = [column(rows, "share", arm=arm, gain=gain, depth=32) for arm in ("Pre-LN", "Post-LN")]
+    low, high = interval([pre - post for pre, post in zip(*shares, strict=True)])
+    assert (low > 0) if verdict == "supported" else (high < 0)
+    assert page("E13", "C08", gain) == verdict
+
+
+@pytest.mark.parametrize(
+    ("logits", "verdict"), [(0.1, "supported"), (1.0, "supported"), (4.0, "refuted"), (16.0, "refuted")]
+)
+def test_attention_compresses_where_it_averages(logits, verdict):
+    ratios = column(raw("E19")["measured"]["attentions"], "rank_ratio", logits=logits)
+    low, high = interval(ratios)
+    assert (high < 0.8) if verdict == "supported" else (low > 0.8)
+    assert page("E19", "C23", f"SD {logits:g}") == verdict
