@@ -155,6 +155,7 @@ def test_a_model_that_is_not_ours_has_findings_and_no_commands(tmp_path, capfd):
     record.flush(tmp_path / "theirs" / "health")
     code, out, err = said(capfd, tmp_path / "theirs")
     assert code == 0 and not err and "dead branches: features of block 3" in out and "resjax.main" not in out
+    assert "with their scale at 0 and compare" in out  # no word of residual.at, which their model does not have
     assert "not resjax" in (tmp_path / "theirs" / "doctor.html").read_text()
 
 
@@ -172,6 +173,7 @@ def test_a_folder_that_was_filled_by_watching(tmp_path, capfd):
         log.close()
     code, out, err = said(capfd, tmp_path / "theirs")
     assert code == 0 and not err and "dead branches: mlp of block 2, since step 1" in out and "resjax.main" not in out
+    assert "with their scale at 0 and compare" in out
 
 
 def test_the_first_value_that_is_not_finite_is_named(tmp_path, capfd):

@@ -140,6 +140,16 @@ def test_swallowed_updates(arrays, share, found):
         )
 
 
+def test_fields_are_named_to_those_who_have_them(arrays):
+    arrays["swallowed"][:, 6:, 0], arrays["stream_max"][-1, 2] = 0.2, 1e5
+    arrays["update_ratio"][:, 3, 1] = 1e-5
+    fields = ("precision.stream=float32", "init.out_scale", "residual.at")
+    ours = str(verdict(arrays, dtype="bfloat16"))
+    theirs = str(examine(record_of(arrays), {"model": {"depth": 8}}, "bfloat16"))
+    assert all(field in ours for field in fields) and not any(field in theirs for field in fields)
+    assert "in float32; scaling" in theirs and "output init, a branch" in theirs
+
+
 @pytest.mark.parametrize(
     ("last", "before", "found"), [(0.99, 0.1, ["token collapse"]), (0.97, 0.97, []), (0.1, 0.995, [])]
 )

@@ -3,6 +3,7 @@
 The ratio band 0.01 to 0.1 that is often called healthy is not a criterion: well trained models leave it at both ends.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup
 SCALE_FIELDS = ("scale", "at")
 
 NON_FINITE = "non-finite value"
+_NAMED_FIELDS = re.compile(r" \((?:residual\.at|(?:init|model|precision|health)\.\w+(?:=\w+)?(?:, )?)+\)")
 BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
 Finding = dict[str, Any]
 
@@ -66,7 +68,14 @@ def examine(
         swallowed_updates(record, dtype),
     ]
     findings = [finding for group in found for finding in group]
+    if not section(config, "residual").get("name"):
+        findings = [finding | {"advice": for_any_model(finding["advice"])} for finding in findings]
     return {"verdict": "findings" if findings else "healthy", "findings": findings}
+
+
+def for_any_model(advice: str) -> str:
+    """Without the fields of a resjax configuration that stand in brackets: a model that is not ours has none."""
+    return _NAMED_FIELDS.sub("", advice)
 
 
 def bad_cells(record: HealthRecord, name: str) -> np.ndarray:

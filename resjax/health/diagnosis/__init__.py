@@ -8,7 +8,7 @@ from resjax.health.diagnosis import course, profiles, states
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.diagnosis.remedies import Advice, advised
-from resjax.health.findings import NON_FINITE, examine, located, section
+from resjax.health.findings import NON_FINITE, examine, for_any_model, located, section
 
 # Of what examine finds: why it is a fault, and where its bounds come from.
 REASONS: dict[str, tuple[str, str]] = {
@@ -90,6 +90,8 @@ def diagnose(case: Case) -> Diagnosis:
     """All findings of a case in order, and what to try."""
     found = [*recorded(case), *course.examined(case), *profiles.examined(case), *states.examined(case)]
     findings = merged(found)
+    if not case.scheme:
+        findings = [replace(one, advice=for_any_model(one.advice)) for one in findings]
     return Diagnosis(case, findings, advised(case, findings), states.claimed_band(case))
 
 

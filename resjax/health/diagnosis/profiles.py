@@ -83,7 +83,8 @@ def _whole_start(case: Case, probe: str, values: np.ndarray, band: Band, side: s
         "most sites",
         int(case.record.steps[0]),
         f"{TITLES[probe]} {middle:.2g} at the start (median over sites), {times} than under the ordinary init",
-        "Look at init.gain, init.std and init.out_scale, at the scale of the embedding, and at what the run's scheme overrides.",
+        "Look at the size of the first weights and of the embedding (init.gain, init.std, init.out_scale, init.embed_gain), and at what "
+        "the residual scheme changes of them.",
         START_REASONS[probe == "stream_rms", side],
         probe,
         middle,

@@ -65,7 +65,7 @@ def warmer(config: Mapping[str, Any]) -> Overrides:
     now = section(config, "optimizer").get("warmup")
     now = 0.1 if now is None else float(now)
     share = now if now < 1 else now / steps if steps else 1.0
-    return (("optimizer.warmup", f"{min(0.4, max(0.1, 2 * share)):g}"),) if share < 0.4 else ()
+    return (("optimizer.warmup", f"{min(0.4, max(0.1, 2 * share)):.2g}"),) if share < 0.4 else ()
 
 
 def clipped(config: Mapping[str, Any]) -> Overrides:
