@@ -12,6 +12,7 @@ from resjax.residual import Connection, Context, Site, tap
 from resjax.residual.carry import Around, Carry, CarrySpec, Flow
 from resjax.residual.connection import coin, measured, stored
 from resjax.residual.inside import Side
+from resjax.residual.precision import exact, rounded
 
 Probes = dict[str, jax.Array]
 STREAM = "stream"  # the name that the stream after each site bears in the program, for checkpoint policies and for reading its dtype
@@ -89,7 +90,7 @@ class Block(nnx.Module):
                 inner, flow = connection.write(inner, about, update, site, layer.numbers[i], last, context)
             inner = watched(inner, i, layer, context)
             handed |= given
-            rows.append(seen | probed(context, connection.carry, flow))
+            rows.append(seen | probed(context, connection.carry, flow, site))
         probes = stacked(rows)
         if context.measure_block is not None:
             probes |= measured(context, context.measure_block, entry, inner)
@@ -112,7 +113,7 @@ class Block(nnx.Module):
             stream, flow = self.sites[unit].write(stream, memo, update, site, layer.numbers[unit], last, context)
         if not self.spec.rows:
             stream = watched(stream, unit, layer, context)
-        return stream, probed(context, self.sites[unit].carry, flow)
+        return stream, probed(context, self.sites[unit].carry, flow, site)
 
     def undo(self, unit: int, stream: Any, update: Any, layer: Layer) -> Any:
         """The stream before the unit, from that after it."""
@@ -150,9 +151,18 @@ def stacked(rows: list[Probes]) -> Probes:
     return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def probed(context: Context, carry: Carry, flow: Flow) -> Probes:
+def probed(context: Context, carry: Carry, flow: Flow, site: Site) -> Probes:
     """The probes of one site; what they look at is worked out in the steps that measure only."""
     if context.measure is None:
         return {}
     measure = context.measure
-    return measured(context, lambda *parts: measure(carry.viewed(Flow(*parts))), *flow)
+    return measured(context, lambda *parts: measure(lossy(carry.viewed(Flow(*parts)), site, context)), *flow)
+
+
+def lossy(flow: Flow, site: Site, context: Context) -> Flow:
+    """The flow, with what is stored of its add where the context says how sites store."""
+    if context.store is None or flow.kept is None or flow.update is None:
+        return flow
+    kept = context.store(flow.kept, site.s)
+    total = rounded(exact(kept) + exact(flow.update), kept.dtype).astype(kept.dtype)
+    return flow._replace(stored=(kept, context.store(total, site.s)))

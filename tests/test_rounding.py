@@ -7,8 +7,9 @@ import pytest
 
 from kit import TOKENS, fast, make, start
 from resjax.config import schema
+from resjax.health import probes
 from resjax.health.studies import STUDIES, Subject
-from resjax.residual import Context, Init
+from resjax.residual import CATALOGUE, Context, Init, Where
 from resjax.residual.precision import ROUNDING, ROUNDINGS, as_stored, rounded
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -68,6 +69,40 @@ def test_a_rounded_stream_holds_what_the_format_holds():
 def test_float16_overflows_where_float16_does():
     model = start("pre_ln", init=Init(embed_gain=1e6), rounding="float16")
     assert not np.isfinite(read_out(model)).all()
+
+
+def seen(model):
+    """The probes of its adds, and what flowed there."""
+    arrays = ("kept", "update", "after")
+
+    def measure(flow):
+        return probes.measure(flow) | probes.measure_precision(flow) | {name: getattr(flow, name) for name in arrays}
+
+    return jax.device_get(fast(lambda: model(TOKENS, Context(measure=measure))[1])())
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS[1:])
+def test_probes_see_what_is_stored(kind):
+    """Against NumPy's own casts; the stream itself is float32, in which nothing of this is lost."""
+    found = seen(start("pre_ln", init=Init(embed_gain=100.0), rounding=kind))
+    kept, update, after = (found[name].astype(np.float64) for name in ("kept", "update", "after"))
+    with np.errstate(over="ignore"):
+        stored = (kept + update).astype(jnp.dtype(kind)).astype(np.float64)
+    np.testing.assert_array_equal(after, stored)
+    axes = tuple(range(2, after.ndim))
+    moved = update != 0
+    swallowed = np.sum((stored == kept) & moved, axis=axes) / np.sum(moved, axis=axes)
+    np.testing.assert_allclose(found["swallowed"], swallowed, rtol=1e-6)
+    assert swallowed.min() > 0.02
+    error = np.sqrt(np.sum((stored - kept - update) ** 2, axis=axes) / np.sum(update**2, axis=axes))
+    np.testing.assert_allclose(found["update_error"], error, rtol=1e-3)
+
+
+def test_a_site_whose_add_overflows_is_the_first_that_is_not_finite():
+    """In the format that is stored, though float32 would hold it."""
+    scheme = CATALOGUE["pre_ln"].but(Where("mlp"), scale=1e6)
+    finite, plain = (seen(start(scheme, rounding=kind))["finite"] for kind in ("float16", "none"))
+    assert finite[0, 0] == 1 and finite[0, 1] == 0 and plain.all()
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "fixup", "ngpt", "hyper_connections"])

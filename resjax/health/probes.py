@@ -45,7 +45,7 @@ def measure(flow: Flow) -> Probes:
         if beside is not None:
             probes |= {"update_ratio": ratio(update, beside), "update_cosine": cosine(update, beside)}
         if kept is not None:
-            probes |= {"swallowed": swallowed(update, kept)}
+            probes |= {"swallowed": swallowed(update, *(flow.stored or (kept,)))}
     return narrowed(probes)
 
 
@@ -90,7 +90,7 @@ def measure_precision(flow: Flow) -> Probes:
     probes = dict.fromkeys(MORE_PROBES["precision"], jnp.float32(jnp.nan))
     if flow.update is None or flow.kept is None:
         return probes
-    figures = precision_figures(flow.update, flow.kept, stored(flow))
+    figures = precision_figures(flow.update, *(flow.stored or (flow.kept, stored(flow))))
     return probes | narrowed({name: figures[name] for name in probes})
 
 

@@ -30,6 +30,8 @@ class Flow(NamedTuple):
       update: what is added, as added (of several streams, what each gets).
       read: the branch's input before its norm.
       beside: what the update is compared with in size; ``kept`` where there is one.
+      stored: of ``kept`` and of ``kept + update`` what a site would store, where the context says how (``Context.store``); None where
+        it does not, so that the dtype alone decides. Worked out in measuring steps only.
     """
 
     before: jax.Array
@@ -38,6 +40,7 @@ class Flow(NamedTuple):
     update: Any
     read: jax.Array
     beside: Any
+    stored: Any = None
 
 
 class Unmoved(Flow):

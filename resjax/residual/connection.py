@@ -216,7 +216,7 @@ class Connection(nnx.Module):
             if keep is not None and self.carry.gated:
                 after = jnp.where(keep == 1, after, stream + faded(keep, after - stream))
                 flow = flow._replace(after=after)
-        return stored(after, site.s, context), flow
+            return stored(after, site.s, context), flow._replace(after=stored(flow.after, site.s, context))
 
     def _looking(self, context: Context, seen: dict[str, jax.Array] | None) -> Callable[..., None] | None:
         """What the branch calls where it is observed, with the point's name and how its arrays are made, and of what; None where

@@ -16,7 +16,7 @@ from resjax.residual import Context, Flow
 from resjax.residual.connection import Measure
 
 MOST = 64  # blocks that a study looks at where each costs a forward pass
-FLOWS = Flow._fields
+FLOWS = tuple(name for name in Flow._fields if name != "stored")  # what there is without a way to store
 ENDS = ("embed_rms", "final_rms")  # probes of the model that are not of its sites
 
 
