@@ -19,7 +19,7 @@ from resjax.train.subject import held_out, subject_of
 
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
-ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
+ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"), ("init.embed_gain", "1"))
 
 
 def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), start: bool = True) -> Case:

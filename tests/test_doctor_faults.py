@@ -31,6 +31,7 @@ FAULTS = {
         "most sites",
     ),
     "init ten times too small": (dict(init__gain=0.055), "small start", "most sites"),
+    "embedding a hundred times too large": (dict(init__embed_gain=100.0), "large start", "most sites"),
     "one branch 30 times as fast": (
         dict(faster=("sites/1/branch", 4, 30.0), health__groups="all"),
         "uneven steps",

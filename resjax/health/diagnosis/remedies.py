@@ -85,7 +85,9 @@ def smaller_writes(config: Mapping[str, Any]) -> Overrides:
 
 
 def ordinary_init(config: Mapping[str, Any]) -> Overrides:
-    return (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"))
+    now = section(config, "init").get("embed_gain")
+    embedding = (("init.embed_gain", "1"),) if now not in (None, 1.0) else ()
+    return (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"), *embedding)
 
 
 def skips_on(config: Mapping[str, Any]) -> Overrides:
