@@ -22,7 +22,7 @@ FAULTS = {
     "large embedding, bfloat16 stream": (
         dict(change=everywhere(100.0, "embed"), precision__stream="bfloat16"),
         "swallowed updates",
-        "block",
+        "attention of blocks 0",
     ),
     "attention logits x100": (dict(change=everywhere(10.0, "qkv")), "saturated attention", "attention of block"),
     "rate too high without warm-up": (
