@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope
 from experiments.runs import RATE, number
+from experiments.shared.rates import highest
 from experiments.shared.seen import counted, told
 from experiments.shared.sizes import RATES4, RATES7, SEEDS, sized
 from experiments.shared.skips import (
@@ -16,13 +17,13 @@ from experiments.shared.skips import (
     MOST,
     NEITHER,
     NO_NORM,
+    NO_NORM_PLAIN,
     NO_SKIP,
     arm,
     at_best,
     capped,
     edge,
     endings,
-    highest_rates,
 )
 from resjax.sweeps.combine import chain, product
 
@@ -36,7 +37,9 @@ CUT = (
 DEPTHS, STARTS_AT = (6, 12), 12
 TWO_BY_TWO = {"norm and skip": FULL, "skip alone": NO_NORM, "norm alone": NO_SKIP, "neither": NEITHER}
 SINGLES = ("skip alone", "norm alone")
+BARE = "skip alone, plain start"
 STARTS = {name: {"residual.name": name} for name in ("rezero", "fixup", "tfixup")}
+ARMS = TWO_BY_TWO | STARTS | {BARE: NO_NORM_PLAIN}
 
 PREDICATES = {
     "C05": (
@@ -65,7 +68,7 @@ def sweep(variant=None):
     recipe = {RATE: RATES7 if variant else RATES4, "seed": SEEDS}
     depths = (6, 12, 24) if variant else DEPTHS
     return chain(
-        product({"model.depth": depths}, chain(*TWO_BY_TWO.values()), recipe),
+        product({"model.depth": depths}, chain(*TWO_BY_TWO.values(), NO_NORM_PLAIN), recipe),
         product({"model.depth": depths if variant else STARTS_AT}, chain(*STARTS.values()), recipe),
     )
 
@@ -73,7 +76,7 @@ def sweep(variant=None):
 def judge(runs, measured):
     for depth, part in runs.split("model.depth").items():
         where = f"{depth} blocks"
-        arms = {name: arm(part, fields) for name, fields in (TWO_BY_TWO | STARTS).items()}
+        arms = {name: arm(part, fields) for name, fields in ARMS.items()}
         yield together(arms, where)
         best = {name: at_best(there) for name, there in arms.items()}
         losses = {name: one.runs.losses(SEEDS) for name, one in best.items()}
@@ -96,11 +99,11 @@ def together(arms, where):
 
 
 def nothing(arms, best, losses, where):
-    """C14: norms left out, and nothing put in their place."""
-    base, bare = "norm and skip", "skip alone"
+    """C14: norms left out, and nothing put in their place, a start that shrinks with depth neither."""
+    base, bare = "norm and skip", BARE
     costs = difference(losses[bare], losses[base])
     unit = rope(losses[base])
-    with_, without = highest_rates(arms[base]), highest_rates(arms[bare])
+    with_, without = (highest(arms[name], SEEDS) for name in (base, bare))
     known = np.isfinite(with_) & np.isfinite(without)
     # a seed without a finite loss where the other has one has lost
     lost = np.isfinite(losses[base]) & ~np.isfinite(losses[bare])
@@ -108,12 +111,17 @@ def nothing(arms, best, losses, where):
     notes = (
         f"best loss without norms less that with: {told(costs, 'nats')}; a ROPE is {unit:.3g} nats",
         f"best rates {best[bare].value:g} without and {best[base].value:g} with norms",
-        f"highest rates that train, by seed: {without} without and {with_} with norms",
+        f"highest rates that train, by seed: {listed(without)} without and {listed(with_)} with norms",
+        f"the same from the start of 1/sqrt(2L): {told(difference(losses['skip alone'], losses[base]), 'nats')}",
     )
     fewer_rates = np.less(without, with_).sum() >= 4  # whatever the loss is beyond the grid
     found, unknown = counted(hits)
     doubt = "" if fewer_rates else edge(costs.mean > unit, best[bare], best[base])
     return Finding("C14/nothing in its place", (found,), where, cut=unknown or doubt, notes=notes)
+
+
+def listed(rates):
+    return ", ".join(f"{rate:.2g}" for rate in rates)
 
 
 def stands_in(arms, best, losses, where):
@@ -133,7 +141,7 @@ def stands_in(arms, best, losses, where):
 
 # ------------------------------------------------------------------ the panel
 
-COLOURS = ("#000000", "#e69f00", "#56b4e9", "#999999", "#009e73", "#cc79a7", "#d55e00")
+COLOURS = ("#000000", "#e69f00", "#56b4e9", "#999999", "#009e73", "#cc79a7", "#d55e00", "#0072b2")
 
 
 def figure(runs, measured):
@@ -146,7 +154,7 @@ def figure(runs, measured):
     levels = next((row["floors"] for row in runs if row.get("floors")), {})
     for axis, depth in zip(axes, depths, strict=True):
         part = runs.where({"model.depth": depth})
-        for place, (name, fields) in enumerate((TWO_BY_TWO | STARTS).items()):
+        for place, (name, fields) in enumerate(ARMS.items()):
             curve(axis, arm(part, fields), name, COLOURS[place], 1 + 0.04 * (place - 3), top)
         for words, value in levels.items():
             axis.axhline(value, color="#777777", lw=0.8, ls="--", zorder=0)

@@ -206,7 +206,7 @@ def test_norm_and_skip_that_need_one_another():
 
 def test_norm_and_skip_that_do_not():
     def alike(fields):
-        return two_by_two(fields, bare=2.0, start=1.9) | {"outcome": "trained"}
+        return two_by_two(fields, bare=1.99, start=1.9) | {"outcome": "trained"}
 
     told = verdicts(settled("E18", alike), "12 blocks")
     assert told == {
@@ -227,6 +227,17 @@ def test_a_best_rate_at_the_edge_decides_only_what_lies_beyond_cannot_change():
     claim = found["C14/a start made for it in its place", "12 blocks"]
     assert claim.verdict == "undecided" and "edge of the grid" in claim.told()
     assert found["C14/nothing in its place", "12 blocks"].verdict == "supported"
+
+
+def test_nothing_in_its_place_is_without_the_start_that_shrinks_with_depth():
+    """A scaled start alone that does well says nothing against the claim."""
+
+    def helped(fields):
+        scaled = _only_skip(fields) and "init.out_scale" not in fields
+        return line(fields, 2.0, "trained") if scaled else two_by_two(fields)
+
+    claim = settled("E18", helped)["C14/nothing in its place", "12 blocks"]
+    assert claim.verdict == "supported"
 
 
 def test_seeds_that_left_the_numbers_without_a_norm_have_lost():

@@ -17,15 +17,14 @@ SMOOTHED = 2  # logged losses that a mean is taken of
 def highest(runs: Runs, seeds: Sequence[int]) -> list[float]:
     """Of each seed the largest rate at which it was trained (M9 of one seed); where none was, a step below the lowest.
 
-    NaN where none of its runs came to an end.
+    NaN where a run at a larger rate came to no end, or there is no run.
     """
     found = []
     for seed in seeds:
-        mine = runs.where({SEED: seed})
-        ends = {value_of(row, RATE): ended(row, "trained") for row in mine}
-        trained = [rate for rate, end in ends.items() if end == 1]
-        known = any(np.isfinite(end) for end in ends.values())
-        found.append(max(trained) if trained else min(ends) / STEP if known else np.nan)
+        ends = {value_of(row, RATE): ended(row, "trained") for row in runs.where({SEED: seed})}
+        best = max((rate for rate, end in ends.items() if end == 1), default=min(ends, default=np.nan) / STEP)
+        unknown = any(np.isnan(end) for rate, end in ends.items() if rate > best)
+        found.append(np.nan if unknown else best)
     return found
 
 

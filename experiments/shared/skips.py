@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.judge import AGREEING
 from experiments.runs import RATE, SEED, Best, Runs, number
 from experiments.shared.sizes import SEEDS
 
@@ -14,6 +13,7 @@ Fields = dict[str, Any]
 FULL: Fields = {"residual.name": "pre_ln"}
 POST: Fields = {"residual.name": "post_ln"}
 NO_NORM: Fields = FULL | {"model.norm": "none"}
+NO_NORM_PLAIN: Fields = NO_NORM | {"init.out_scale": 1.0}  # nor the start that makes up for depth
 NO_SKIP: Fields = FULL | {"residual.skip": 0.0}
 NEITHER: Fields = NO_NORM | NO_SKIP
 NO_ATTENTION_SKIP: Fields = FULL | {"residual.attention.skip": 0.0}
@@ -23,7 +23,7 @@ NO_BRANCH_TIED: Fields = NO_BRANCH | {"model.tied": True}
 SHAPED: Fields = {"residual.name": "shaped_skipless"}  # identity-dominant attention in the place of its skip
 USUAL: Fields = {
     "residual.skip": None, "residual.attention.skip": None, "residual.mlp.skip": None, "residual.scale": None,
-    "model.norm": "layernorm", "model.tied": False,
+    "model.norm": "layernorm", "model.tied": False, "init.out_scale": None,
 }  # fmt: skip
 
 MOST = {"threshold": 0.3, "other": 0.45}  # by Wilson's interval: 4 seeds of 5 are most, and none of 5 is refuted
@@ -66,11 +66,6 @@ def capped(runs: Runs, seeds: Sequence[int] = SEEDS) -> list[float]:
         start = float(np.mean(starts[np.isfinite(starts)]))
         found.append(float(np.mean(np.minimum(np.where(np.isfinite(losses), losses, np.inf), start))))
     return found
-
-
-def highest_rates(runs: Runs, seeds: Sequence[int] = SEEDS) -> list[float]:
-    """Of each seed the largest rate at which it is trained; 0 where none is, NaN without runs."""
-    return [mine.highest_rate(AGREEING) if len(mine := runs.where({SEED: seed})) else np.nan for seed in seeds]
 
 
 def endings(runs: Runs, name: str) -> str:
