@@ -94,7 +94,7 @@ def check(experiment: Experiment, grids: Sequence[str] = ("cpu",)) -> None:
     """All that can be found to be wrong with an experiment before it trains; of one that only measures, nothing can.
 
     Args:
-      grids: the scales whose cells are looked at, one after another.
+      grids: the scales that are looked at, one after another.
 
     Raises:
       Refused: a field of a cell, or cells that contradict themselves; judge or figure that fail on runs of one of ``ENDS``.
@@ -106,5 +106,5 @@ def check(experiment: Experiment, grids: Sequence[str] = ("cpu",)) -> None:
         for cell in build(experiment.spec(scale), (), settings, platform()):
             if cell.refusal:
                 raise Refused(f"{experiment.name}, {grid.text(cell.fields)}: {cell.refusal}")
-    for case in ENDS:
-        rehearse(experiment, case)
+        for case in ENDS:
+            rehearse(experiment, case, scale)

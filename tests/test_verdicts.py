@@ -169,22 +169,45 @@ def test_the_pool_of_other_runs_is_judged_beside_its_own():
 # ------------------------------------------------------------------ E11
 
 
-def trained(dead, loss, seed, looks=None):
+def trained(f, dead, loss, best=1e-2):
+    """A run whose loss is the lowest at a rate."""
     studies = {"ablation": {"dead": [False] * 12 + [True] * dead + [False] * (12 - dead), "delta": [0.1] * 24}}
-    return {"studies": studies, "eval_loss": loss + 0.001 * seed, "looks": looks or {}}
+    return {"studies": studies, "eval_loss": loss + 0.2 * abs(np.log10(f["optimizer.lr"] / best)) + 0.001 * f["seed"]}
+
+
+def is_treated(f):
+    return f["residual.name"] in ("lns", "sandwich_branch") or f.get("optimizer.warmup") == 300
 
 
 @pytest.mark.parametrize(
     "dead, better, exist, helps",
-    [(6, 0.3, "supported", "supported"), (6, -0.3, "supported", "refuted"), (0, 0.3, "refuted", "refuted")],
+    [(6, 0.3, "supported", "supported"), (6, -0.3, "supported", "refuted"), (0, 0.3, "refuted", "undecided")],
 )
 def test_dead_layers_and_whether_treating_them_helps(dead, better, exist, helps):
+    """Without dead layers there is nothing to treat, whatever the treatment does to the loss."""
+
     def told(f):
-        treated = f["residual.name"] in ("lns", "sandwich_branch") or "optimizer.warmup" in f
-        return trained(0 if treated else dead, 2.0 - better * treated, f["seed"])
+        return trained(f, 0 if is_treated(f) else dead, 2.0 - better * is_treated(f))
 
     found = verdicts("E11", told)
     assert found["C79/there are dead layers"] == exist and found["C79/treating them helps"] == helps
+
+
+def test_a_treatment_is_compared_at_its_own_best_rate():
+    """At the rate that suits Pre-LN it is worse; at its own it is better; and at a rate at the edge nothing is refuted."""
+
+    def told(f, best):
+        treated = is_treated(f)
+        return trained(f, 0 if treated else 6, 2.0 - 0.1 * treated, best if treated else 3e-3)
+
+    assert (
+        verdicts("E11", lambda f: told(f, 1e-2))["C79/treating them helps"] == "undecided"
+    )  # Pre-LN's best is at the edge
+
+    def inner(f):
+        return trained(f, 0 if is_treated(f) else 6, 2.0 - 0.1 * is_treated(f), 3e-2 if is_treated(f) else 1e-2)
+
+    assert verdicts("E11", inner)["C79/treating them helps"] == "supported"
 
 
 def test_a_growing_trunk_explains_small_updates():
@@ -197,12 +220,28 @@ def test_a_growing_trunk_explains_small_updates():
     assert verdicts("E11", lambda f: told(f, False))["C45/because the norm compresses"] == "supported"
 
 
-def test_first_layers_that_lag_are_seen():
-    def told(f):
-        slow = 3 if f["residual.name"] == "pre_ln" else 1
-        return {"looks": {str(s): {"next token": min(0.4, 0.1 + s / 1500 / slow)} for s in range(150, 1501, 150)}}
+def looked(slow_pre, post="trained"):
+    """Looks at which the first layers' accuracy rises to 0.4, under Pre-LN so many times as slowly."""
+    steps = named("E11_dead_layers").judging.__globals__["keep"]()["looks"]["steps"]
 
-    assert verdicts("E11", told)["C45/shallow layers learn slower"] == "supported"
+    def told(f):
+        slow = slow_pre if f["residual.name"] == "pre_ln" else 1.0
+        row = {"looks": {str(s): {"next token": min(0.4, 0.1 + 0.6 * s / 1000 / slow)} for s in steps}}
+        return row | ({"outcome": post} if f["residual.name"] == "post_ln" else {})
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("slow", "verdict"), [(2.0, "supported"), (1.3, "supported"), (1.1, "refuted"), (1.0, "refuted"), (0.5, "refuted")]
+)
+def test_first_layers_that_lag_are_seen(slow, verdict):
+    """Also by less than one look is apart from the next."""
+    assert verdicts("E11", looked(slow))["C45/shallow layers learn slower"] == verdict
+
+
+def test_first_layers_are_not_compared_with_those_of_a_collapsed_stack():
+    assert verdicts("E11", looked(0.5, "collapsed"))["C45/shallow layers learn slower"] == "undecided"
 
 
 def test_made_up_lines_differ_from_seed_to_seed():
