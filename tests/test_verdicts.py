@@ -209,6 +209,35 @@ def test_the_pool_of_other_runs_is_judged_beside_its_own():
     assert len(found["C74"]) == len(found["C75"]) == 2
 
 
+def pooled(seed, loss, task="markov, 12", outcome="trained", median=0.05, largest=0.5):
+    return {"experiment": "E05", "task": task, "seed": seed, "outcome": outcome, "episodes": 0, "eval_loss": loss} | {
+        "median": median, "largest": largest,
+    }  # fmt: skip
+
+
+def of_pool(rows):
+    found = verdicts("E10", healthy, {"pool": rows})
+    return {claim: found[claim][1] for claim in ("C74", "C75")}
+
+
+def test_pooled_runs_that_left_the_numbers_count():
+    """Their loss stands as a text in the file: they are bad runs, which a band that they are outside of tells."""
+    good = [pooled(seed, 2.0 + 0.001 * k) for seed in range(5) for k in range(3)]
+    gone = [pooled(seed, "nan", outcome="nonfinite", median=5.0, largest=9.0) for seed in range(5) for _ in range(3)]
+    assert of_pool(good + gone) == {"C74": "supported", "C75": "supported"}
+    early = [pooled(seed, "nan", outcome="nonfinite", median="nan", largest="nan") for seed in range(5)]
+    assert of_pool(good + gone + early) == of_pool(good + gone)
+
+
+def test_the_best_runs_of_every_task_are_looked_at():
+    """One depth whose best runs have a ratio above 1 refutes that such a ratio means harm, whichever comes first."""
+    rows = [pooled(seed, 2.0 + k, task) for seed in range(5) for k in range(2) for task in ("markov, 6", "markov, 24")]
+    bad = [pooled(seed, 4.0, "markov, 6", "collapsed", 5.0, 9.0) for seed in range(5)]
+    assert of_pool(rows + bad)["C75"] == "supported"
+    deep = [row | ({"largest": 3.0} if row["task"] == "markov, 24" and row["eval_loss"] == 2.0 else {}) for row in rows]
+    assert of_pool(deep + bad)["C75"] == "refuted"
+
+
 # ------------------------------------------------------------------ E11
 
 
