@@ -371,6 +371,41 @@ def test_a_dead_zone_of_both_starts_tells_nothing():
     assert {one.verdict for one in found["C68/first updates, SGD"]} == {"refuted"}
 
 
+def test_a_dead_zone_is_judged_at_the_rates_that_both_starts_have():
+    """High rates that only the small start was tried at say nothing of either."""
+    runs = [
+        one | ({"outcome": "diverged"} if one["fields"]["optimizer.lr"] in (1e-2, 3e-2) else {})
+        for one in trained(large_ends="collapsed")
+    ]
+    assert {one.verdict for one in told("E08", start_rows(), runs)["C68/dead zone, Adam"]} == {"supported"}
+
+
+@pytest.mark.parametrize(
+    ("best", "verdict"), [((0.1, 0.02), "supported"), ((0.05, 0.02), "undecided"), ((0.1, 0.05), "refuted")]
+)
+def test_a_ratio_of_stds_that_the_grid_cuts_off_refutes_nothing(best, verdict):
+    """2.5 times, with the smaller one at the end of the grid, may be 5 beyond it; twice within the grid is twice."""
+    assert told("E08", start_rows(), trained(best=best))["C69"][0].verdict == verdict
+
+
+def test_a_best_rate_at_the_edge_leaves_the_best_std_open():
+    runs = trained(best=(0.1, 0.05))
+    for one in runs:
+        if one["fields"]["init.kind"] == "std" and one["fields"]["optimizer.lr"] == 3e-2:
+            one["eval_loss"] -= 0.6
+    found = told("E08", start_rows(), runs)["C69"][0]
+    assert found.verdict == "undecided" and "the best value, 0.03" in found.judged[0].cut
+
+
+def test_scaled_outputs_that_let_a_higher_rate_train_are_of_use():
+    runs = trained(benefit=0.0)
+    for one in runs:
+        fields = one["fields"]
+        if fields.get("init.out_scale") == 1.0 and fields["optimizer.lr"] == 3e-2:
+            one["outcome"] = "diverged"
+    assert told("E08", start_rows(), runs)["C66/benefit"][0].verdict == "supported"
+
+
 def test_losses_that_are_not_finite_are_told_and_drawn():
     rows = start_rows(lambda depth: 0.0 if depth <= 8 else 1.0, lost=(0, 1))
     found = told("E08", rows, trained())["C67"]
