@@ -3,29 +3,33 @@
 python -m experiments.run E05
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.experiment import Finding
-from experiments.judge import Predicate, effect, share
-from experiments.runs import Runs, ended, number, profile
+from experiments.judge import LEAST, Effect, Predicate, effect, rope, share
+from experiments.runs import RATE, Runs, ended, number, profile
 from experiments.shared.sizes import SEEDS, sized
+from experiments.shared.skips import edge
 from resjax.sweeps.combine import chain, product
 
 QUESTION = "Which residual schemes train at 12 to 1,000 blocks, and is a near-zero start what makes it possible?"
 VARIANTS = ("accelerator",)
 SETTINGS = {
-    "cpu": "width 16, 128 tokens a step, 600 steps, markov",
+    "cpu": "width 16, 128 tokens a step, 600 steps (500 at 1,000 blocks), markov",
     "accelerator": "width 64, 2,048 tokens a step, 2,000 steps, markov",
 }
-RATES, LOWER = (3e-3, 1e-2), (1e-3, 3e-3)  # the lower ones where depth may ask for them
+RATES, LOWER, MORE = (3e-3, 1e-2), (1e-3, 3e-3), 3e-2  # the lower ones where depth may ask for them
 SHALLOW, SOME, DEEP = 12, 48, 128
 THOUSAND = 1000
 CUT = (
     "Depths 256 and 512; 48 blocks but for Pre-LN.",
     "At 1,000 blocks only Pre-LN and ReZero, at one rate and for 500 steps: of the other arms C21 is judged up to 128 blocks, and if "
     "ReZero fails at 1,000 blocks, another rate or LayerScale might not (C52 is then undecided).",
-    "At 128 blocks a second rate of ReZero, LayerScale and DeepNorm; Sandwich-LN and the scaled start without norms.",
+    "At 128 blocks Sandwich-LN and the scaled start without norms; rates beyond two of any scheme but Pre-LN.",
     "Half precision at 1,000 blocks (the accelerator scale has it).",
     "CNN and MLP: C21 is judged for Transformers alone.",
 )
@@ -59,7 +63,17 @@ PREDICATES = {
             other=0.45,
         ),
     ),
-    "C06": (Predicate("change of Pre-LN's best held-out loss for four times the blocks, nats", "below", 0.0),),
+    "C06/can be stacked": (
+        Predicate(
+            "share of seeds of Pre-LN that train, at the depth of up to 128 blocks where they are fewest",
+            "above",
+            0.3,
+            other=0.45,
+        ),
+    ),
+    "C06/deeper is better": (
+        Predicate("change of Pre-LN's best held-out loss for four times the blocks, in ROPEs", "below", -1.0),
+    ),
     "C13/explosion or vanishing": (
         Predicate(
             "share of the runs that did not train whose stream gradient spreads over more than 1e4 from block to block",
@@ -98,7 +112,7 @@ def get_config(variant=None):
 def sweep(variant=None):
     if variant:
         streams = {"precision.stream": ["float32", "bfloat16"]}
-        rates = {"optimizer.lr": (1e-3, 3e-3, 1e-2), "seed": SEEDS}
+        rates = {"optimizer.lr": (*LOWER, RATES[-1]), "seed": SEEDS}
         return product({"model.depth": (96, 200, 500, 1000)}, chain(*RESIDUAL.values()), streams, rates)
     seeds, deep = {"seed": SEEDS}, {"model.depth": DEEP}
     few = {"model.depth": THOUSAND, "optimizer.lr": RATES[0], "train.steps": 500, "optimizer.warmup": 50}
@@ -106,7 +120,9 @@ def sweep(variant=None):
         product({"model.depth": (SHALLOW, SOME, DEEP)}, RESIDUAL["pre_ln"], {"optimizer.lr": RATES}, seeds),
         product({"model.depth": SHALLOW}, chain(*_but("pre_ln")), {"optimizer.lr": RATES}, seeds),
         product(deep, chain(*(RESIDUAL[name] for name in BRITTLE)), {"optimizer.lr": LOWER}, seeds),
-        product(deep, chain(*(RESIDUAL[name] for name in STURDY)), {"optimizer.lr": RATES[0]}, seeds),
+        product({"model.depth": (SHALLOW, SOME)}, RESIDUAL["pre_ln"], {"optimizer.lr": MORE}, seeds),
+        product(deep, RESIDUAL["pre_ln"], {"optimizer.lr": LOWER[0]}, seeds),
+        product(deep, chain(*(RESIDUAL[name] for name in STURDY)), {"optimizer.lr": RATES}, seeds),
         product(few, chain(*(RESIDUAL[name] for name in AT_THOUSAND)), seeds),
     )
 
@@ -116,7 +132,10 @@ def _but(left_out):
 
 
 def keep(variant=None):
-    return {"profiles": (1, "end"), "probes": ("stream_grad",)}
+    return {
+        "profiles": (1, 30, "end"),
+        "probes": ("stream_grad", "update_ratio"),
+    }  # the ratio at step 30 is for E10's pool
 
 
 def arm(runs: Runs, name: str) -> Runs:
@@ -126,57 +145,116 @@ def arm(runs: Runs, name: str) -> Runs:
 def spread(row) -> float:
     """Largest by smallest stream gradient over the blocks at the last measured step; NaN where none is known."""
     found = profile(row, "end", "stream_grad").ravel()
+    if np.isinf(found).any():
+        return np.inf
     found = found[np.isfinite(found)]
     if not found.size:
         return np.nan
     return float(found.max() / found.min()) if found.min() > 0 else np.inf
 
 
+def most_trained(runs: Runs) -> Runs:
+    """The runs at the rate at which most seeds train; of several such the one with the lowest loss."""
+    parts = runs.split(RATE).values()
+
+    def order(part: Runs) -> tuple[float, float]:
+        loss = float(np.mean(part.losses()))
+        return -part.trained(), loss if np.isfinite(loss) else np.inf
+
+    return min(parts, key=order)
+
+
+def trained(runs: Runs) -> Effect:
+    """Share of seeds that train."""
+    return share([ended(row, "trained") for row in runs.by_seed(SEEDS)])
+
+
+def most(found: Effect) -> bool:
+    return np.nansum(found.values) >= LEAST - 1
+
+
 def judge(runs, measured):
+    streams = runs.split("precision.stream")
+    for stream, part in streams.items():
+        where = f"{stream} stream" if len(streams) > 1 else ""
+        for found in (thousand(part), no_limit(part), *stacked(part)):
+            yield replace(found, settings=", ".join(filter(None, (where, found.settings))))
+    failed = [row for row in runs if ended(row, "trained") == 0]
+    for claim, number_of, bound in (
+        ("C13/explosion or vanishing", spread, 1e4),
+        ("C13/degraded deep representations", lambda row: number(row, "token_cosine"), 0.98),
+    ):
+        seen = np.array([number_of(row) for row in failed], float)
+        yield Finding(claim, (share(np.where(np.isnan(seen), np.nan, seen > bound)),))
+
+
+def thousand(runs: Runs) -> Finding:
+    """C52: do near-zero starts train at 1,000 blocks?"""
     deepest = runs.where({"model.depth": THOUSAND})
     tried = [name for name in (*AT_THOUSAND, "layerscale") if len(arm(deepest, name))]
-    shares = {name: share([ended(row, "trained") for row in arm(deepest, name).best().runs]) for name in tried}
+    shares = {name: trained(most_trained(arm(deepest, name))) for name in tried}
     name = max((one for one in tried if one != "pre_ln"), key=lambda one: np.nan_to_num(shares[one].mean))
     notes = [f"{one}: {np.nansum(found.values):.0f} of {len(found.values)} seeds" for one, found in shares.items()]
     if shares["pre_ln"].mean >= shares[name].mean:
         notes.append("plain Pre-LN does as well, so that the near-zero start was not needed here")
-    one_rate = len(deepest.split("optimizer.lr")) == 1 and not all(shares[name].values)
-    yield Finding(
-        "C52", (shares[name],), notes=tuple(notes), cut="one rate was tried at this depth" if one_rate else ""
-    )
+    one_rate = len(deepest.split(RATE)) == 1 and not most(shares[name])
+    cut = "one rate was tried at this depth" if one_rate else ""
+    return Finding("C52", (shares[name],), f"{THOUSAND:,} blocks", cut, tuple(notes))
 
-    fewest, lost, doubt = share([np.nan]), [], ""
+
+def no_limit(runs: Runs) -> Finding:
+    """C21: of all schemes with a skip that train at the least depth, where do the fewest seeds train?"""
+    fewest, notes, doubt = share([np.nan]), [], ""
+    least = min(runs.split("model.depth"), default=SHALLOW)
     for scheme in RESIDUAL:
-        for depth, there in arm(runs, scheme).split("model.depth").items():
-            best = there.best().runs
-            trained = share([ended(row, "trained") for row in best])
-            one_rate = len(there.split("optimizer.lr")) == 1
-            if not all(trained.values):
-                lost.append(f"{scheme} at {depth} blocks: {dict(best.outcomes())}")
-                doubt = f"{scheme} fails at {depth} blocks, where one rate was tried" if one_rate else doubt
-            if all(trained.values) or not one_rate:
-                fewest = min(fewest, trained, key=lambda found: np.nan_to_num(found.mean, nan=np.inf))
-    yield Finding("C21", (fewest,), notes=tuple(lost), cut=doubt if all(fewest.values) else "")
+        depths = arm(runs, scheme).split("model.depth")
+        if not depths or not most(trained(most_trained(depths[least]))):
+            notes.append(f"{scheme} does not train at {least} blocks either, so that nothing is said of its depth")
+            continue
+        for depth, there in depths.items():
+            best = most_trained(there)
+            found, one_rate = trained(best), len(there.split(RATE)) == 1
+            if not all(found.values):
+                notes.append(f"{scheme} at {depth} blocks: {dict(best.outcomes())}")
+            if not most(found) and one_rate:
+                doubt = f"{scheme} fails at {depth} blocks, where one rate was tried"
+            else:
+                fewest = min(fewest, found, key=lambda one: np.nan_to_num(one.mean, nan=np.inf))
+    return Finding("C21", (fewest,), notes=tuple(notes), cut=doubt if most(fewest) else "")
 
-    depths = {depth: there.best() for depth, there in arm(runs, "pre_ln").split("model.depth").items() if depth <= DEEP}
-    slopes = [
-        float(np.polyfit(np.log(list(depths)) / np.log(4), losses, 1)[0])
-        for losses in zip(*(best.runs.losses(SEEDS) for best in depths.values()), strict=True)
-    ]
-    told = ", ".join(
-        f"{np.mean(best.runs.losses()):.3f} at {depth} blocks ({best.value:g})" for depth, best in depths.items()
+
+def stacked(runs: Runs) -> Iterator[Finding]:
+    """C06: does Pre-LN train at any depth up to 128 blocks, and is deeper better?"""
+    depths = {depth: part for depth, part in arm(runs, "pre_ln").split("model.depth").items() if depth <= DEEP}
+    shares = [trained(most_trained(part)) for part in depths.values()]
+    yield Finding(
+        "C06/can be stacked", (min(shares, key=lambda one: np.nan_to_num(one.mean, nan=np.inf), default=share([])),)
     )
-    yield Finding("C06", (effect(slopes),), notes=(told,))
-
-    failed = [row for row in runs if ended(row, "trained") == 0]
-    yield Finding("C13/explosion or vanishing", (share([spread(row) > 1e4 for row in failed]),))
-    same = [number(row, "token_cosine") > 0.98 for row in failed]
-    yield Finding("C13/degraded deep representations", (share(same),))
+    best = {depth: part.best() for depth, part in depths.items()}
+    losses = [one.runs.losses(SEEDS) for one in best.values()]
+    if len(best) < 2:
+        yield Finding("C06/deeper is better", (effect([]),), cut="Pre-LN was trained at one depth of up to 128 blocks")
+        return
+    unit = rope(losses[0])
+    slopes = [float(np.polyfit(np.log(list(best)) / np.log(4), of_seed, 1)[0]) for of_seed in zip(*losses, strict=True)]
+    found = effect(np.divide(slopes, unit))
+    told = ", ".join(
+        f"{np.mean(one.runs.losses()):.3f} at {depth} blocks ({one.value:g})" for depth, one in best.items()
+    )
+    shallow, deep = best[min(best)], best[max(best)]
+    yield Finding(
+        "C06/deeper is better",
+        (found,),
+        notes=(told, f"a ROPE is {unit:.3f} nats"),
+        cut=edge(not found.mean < -1, deep, shallow),
+    )
 
 
 def figure(runs, measured):
+    """Held-out loss at the best rate by depth and scheme, every seed; where streams were varied, that of the first."""
     drawn = Figure(figsize=(9, 4.5), layout="constrained")
     ax = drawn.subplots()
+    runs = next(iter(runs.split("precision.stream").values()), runs)
     depths = sorted(runs.split("model.depth"))
     for i, name in enumerate(RESIDUAL):
         shift = (i - len(RESIDUAL) / 2) / len(RESIDUAL) * 0.7
@@ -193,7 +271,7 @@ def figure(runs, measured):
                 color=color,
                 ms=5,
                 mfc="none",
-                label=name if depth == SHALLOW else None,
+                label=name if depth == depths[0] else None,
             )
             ax.plot(
                 np.asarray(at)[lost],

@@ -35,9 +35,14 @@ def field(fields, path, missing=None):
 # ------------------------------------------------------------------ E05
 
 
+def at_rate(f, loss, best=1e-2):
+    return {"eval_loss": loss + 0.2 * abs(np.log10(f["optimizer.lr"] / best)) + 0.002 * f["seed"]}
+
+
 def test_depth_is_no_limit_where_everything_trains():
-    found = verdicts("E05", healthy)
-    assert found["C52"] == found["C21"] == "supported" and found["C06"] in ("refuted", "undecided")
+    found = verdicts("E05", lambda f: at_rate(f, 2.0))
+    assert found["C52"] == found["C21"] == found["C06/can be stacked"] == "supported"
+    assert found["C06/deeper is better"] == "undecided"  # at 128 blocks the best rate is the last that was tried
 
 
 def test_a_thousand_blocks_that_fail_at_the_one_rate_decide_nothing():
@@ -46,15 +51,52 @@ def test_a_thousand_blocks_that_fail_at_the_one_rate_decide_nothing():
     assert found["C13/degraded deep representations"] == "supported"
 
 
+def test_a_thousand_blocks_that_train_in_four_seeds_of_five_are_enough():
+    found = verdicts("E05", lambda f: COLLAPSED if f["model.depth"] == 1000 and f["seed"] == 3 else {})
+    assert found["C52"] == "supported"
+
+
 def test_a_scheme_with_a_skip_that_fails_at_every_rate_refutes_that_depth_is_no_limit():
     found = verdicts("E05", lambda f: COLLAPSED if f["residual.name"] == "post_ln" and f["model.depth"] == 128 else {})
     assert found["C52"] == "supported" and found["C21"] == "refuted"
 
 
+def test_a_scheme_that_fails_at_the_least_depth_too_says_nothing_of_depth():
+    found = verdicts("E05", lambda f: COLLAPSED if f["residual.name"] == "post_ln" else {})
+    assert found["C21"] == "supported"
+    assert verdicts("E05", lambda f: COLLAPSED)["C21"] == "undecided"
+
+
+def test_a_rate_at_which_one_seed_is_lost_is_better_than_one_at_which_none_trains():
+    def told(f):
+        if f["residual.name"] != "post_ln" or f["model.depth"] != 128:
+            return {}
+        return COLLAPSED if f["optimizer.lr"] == 1e-3 else lost(f) if f["seed"] == 0 else {}
+
+    assert verdicts("E05", told)["C21"] == "supported"
+
+
 def test_deeper_is_better_where_it_is():
-    noise = iter(np.random.default_rng(0).normal(0, 0.003, 1000))
-    found = verdicts("E05", lambda f: {"eval_loss": 2.5 - 0.1 * np.log(f["model.depth"]) + next(noise)})
-    assert found["C06"] == "supported"
+    def told(f, per_fourfold):
+        return at_rate(f, 2.5 - per_fourfold * np.log(f["model.depth"] / 12) / np.log(4), 3e-3)
+
+    claim = "C06/deeper is better"
+    noise = [verdicts("E05", lambda f, by=by: told(f, by))[claim] for by in (0.1, 0.0, -0.1)]
+    assert (
+        noise[1:] == ["refuted", "refuted"] and noise[0] == "undecided"
+    )  # at 12 and 48 blocks 3e-3 is the least that was tried
+    deep = lambda f: at_rate(f, 2.5 - 0.1 * np.log(f["model.depth"]), 1e-2)  # noqa: E731
+    assert verdicts("E05", deep)[claim] == "supported"
+
+
+def test_gradients_that_are_not_known_are_no_evidence_and_infinite_ones_are():
+    def told(f, value):
+        grads = np.full((f["model.depth"], 2), value).tolist()
+        return COLLAPSED | {"profiles": {"600": {"stream_grad": grads}}} if f["residual.name"] == "post_ln" else {}
+
+    claim = "C13/explosion or vanishing"
+    assert verdicts("E05", lambda f: told(f, np.inf))[claim] == "supported"
+    assert verdicts("E05", lambda f: told(f, np.nan))[claim] == "undecided"
 
 
 # ------------------------------------------------------------------ E09
