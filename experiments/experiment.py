@@ -16,6 +16,7 @@ A file ``experiments/eNN_name.py`` holds
 and ``python -m experiments.run eNN`` does what it says and keeps the results. docs/experiments.md says how to add one.
 """
 
+import ast
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ FOLDER = Path(__file__).resolve().parent
 SCALES = ("smoke", "cpu", "accelerator")
 FILES, ALMOST = re.compile(r"e\d\d_\w+\.py"), re.compile(r"[eE]\d+(_.*)?\.py")
 WHAT = "the experiment"
+WORDS = ("QUESTION", "CUT", "SETTINGS", "VARIANTS", "COLOURS", "STYLES")  # of the file, that decide nothing
 Rows = list[dict[str, Any]]
 Measured = Mapping[str, Rows]
 
@@ -67,6 +69,7 @@ class Experiment:
       name: 'E18'.
       path: of the file.
       question, predicates, cut, settings, measures: as the file says.
+      constants: its other names in capitals whose values are plain data, own ones and those of the experiments' shared modules.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Experiment:
     cut: tuple[str, ...]
     settings: Mapping[str, str]
     measures: Mapping[str, Callable[[str], Iterable[Mapping[str, Any]]]]
+    constants: Mapping[str, Any]
     judging: Callable[[Runs, Measured], Iterable[Finding]]
     drawing: Callable[[Runs, Measured], Any]
 
@@ -185,9 +189,34 @@ def read(path: Path) -> Experiment:
         cut=tuple(cut),
         settings=part("SETTINGS"),
         measures=part("MEASURES", {}),
+        constants=constants(path, vars(module)),
         judging=part("judge"),
         drawing=part("figure"),
     )
+
+
+def constants(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in capitals of an experiment file that say what is measured, or how it is judged."""
+    names = set()
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("experiments"):
+            names |= {alias.asname or alias.name for alias in statement.names}
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            names |= {
+                node.id
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+    wanted = {name for name in names if name.isupper() and name not in WORDS}
+    return {name: values[name] for name in sorted(wanted) if name in values and _is_data(values[name])}
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str | int | float) and _is_data(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def paths() -> dict[str, Path]:

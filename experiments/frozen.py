@@ -17,8 +17,10 @@ from typing import Any
 
 from experiments import rehearsal
 from experiments.experiment import FOLDER, Experiment, every, named
+from resjax.config.load import load
 from resjax.errors import Refused
 from resjax.main import answer
+from resjax.sweeps.run import changed
 from resjax.train.writers import to_json
 
 FILE = FOLDER / "frozen.json"
@@ -36,14 +38,23 @@ def digest() -> str:
 
 
 def entry(experiment: Experiment) -> dict[str, Any]:
-    """What of an experiment is fixed: its predicates, and of its grids the number of cells and their hash."""
+    """What of an experiment is fixed: its predicates; of its grids the number of cells, their fields, and what holds for all of them; the
+    constants of its file, which say what is measured without training."""
     grids = {}
     for scale in GRIDS:
         cells = experiment.cells(scale)
-        text = json.dumps(to_json(cells), sort_keys=True)
-        grids[scale] = {"cells": len(cells), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        grids[scale] = {
+            "cells": len(cells),
+            "sha256": _hash(cells),
+            "usual": _hash(changed(load(experiment.spec(scale)))),
+        }
     predicates = {key: [asdict(one) for one in value] for key, value in experiment.predicates.items()}
-    return json.loads(json.dumps({"predicates": predicates, "grids": grids}))
+    constants = {name: _hash(value)[:16] for name, value in sorted(experiment.constants.items())}
+    return json.loads(json.dumps({"predicates": predicates, "grids": grids, "constants": constants}))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(to_json(value), sort_keys=True).encode()).hexdigest()
 
 
 def check(experiment: Experiment) -> None:
@@ -65,9 +76,12 @@ def check(experiment: Experiment) -> None:
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Which predicates and grids are others."""
+    """Which predicates, grids and constants are others."""
     found = []
-    for part in ("predicates", "grids"):
+    for part in ("predicates", "grids", "constants"):
+        if part not in was:
+            found.append(f"{part}, which were not fixed")
+            continue
         for key in sorted(set(was[part]) | set(now[part])):
             if was[part].get(key) != now[part].get(key):
                 found.append(f"{part} {key}")

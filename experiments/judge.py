@@ -189,8 +189,12 @@ class Judged:
             return "refuted"
         if not self._claimed(low, high):
             return "undecided"
-        agreeing = sum(self._claimed(value, value) for value in self.effect.values if np.isfinite(value))
-        return "supported" if agreeing >= self.predicate.agree * len(self.effect.values) else "mixed"
+        return "supported" if self.agreeing >= self.predicate.agree * len(self.effect.values) else "mixed"
+
+    @property
+    def agreeing(self) -> int:
+        """How many seeds lie on the claimed side."""
+        return sum(self._claimed(value, value) for value in self.effect.values if np.isfinite(value))
 
     def _claimed(self, low: float, high: float) -> bool:
         """Whether all from low to high lies on the claimed side."""

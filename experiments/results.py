@@ -68,7 +68,7 @@ def read(path: Path) -> Results:
 
 
 def write(path: Path, about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], measured: Measured) -> None:
-    """A file anew, whole or not at all."""
+    """A file anew, whole or not at all; one that holds the same rows and measurements stays as it was made."""
     kept = [{name: row[name] for name in KEPT if name in row} for row in rows]
     configs = [row["config"] for row in kept if "config" in row]
     common = (
@@ -78,11 +78,14 @@ def write(path: Path, about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]
         if "config" in row:
             row["config"] = {k: v for k, v in row["config"].items() if k not in common}
     lines = [_line(row) for row in kept]
+    found = [f'"common": {_line(common)}', f'"measured": {_listed(measured)}', f'"rows": [\n{_joined(lines)}\n]']
+    ending = ",\n".join(found) + "\n}\n"
+    if path.exists() and path.read_text().endswith(ending):
+        return
     parts = [f'"{name}": {_line(value)}' for name, value in about.items()]
-    parts += [f'"common": {_line(common)}', f'"measured": {_listed(measured)}', f'"rows": [\n{_joined(lines)}\n]']
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(".new")
-    whole.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    whole.write_text("{\n" + "".join(f"{part},\n" for part in parts) + ending)
     os.replace(whole, path)
 
 

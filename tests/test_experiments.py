@@ -37,7 +37,8 @@ PREDICATES = {"C40": (Predicate("loss at the larger rate less that at the smalle
 SETTINGS = {"cpu": "toy"}
 CUT = ()
 VARIANTS = ("accelerator",)
-MEASURES = {"numbers": lambda scale: ({"n": n, "root": n**0.5} for n in range(3))}
+MANY = 3
+MEASURES = {"numbers": lambda scale: ({"n": n, "root": n**0.5} for n in range(MANY))}
 
 
 def get_config(variant=None):
@@ -190,8 +191,9 @@ def test_an_experiment_is_done_kept_and_judged(toy, capsys):
     (settled,) = read(toy).settle(found.runs, found.measured, "cpu")
     assert settled.claim == "C40" and settled.reading == "" and settled.settings == "toy"
 
-    # again: nothing is trained, and the bytes are the same
+    # again: nothing is trained, and the bytes are the same, also where commit and frozen file are others by now
     before = kept.read_bytes(), kept.with_suffix(".svg").read_bytes()
+    frozen.FILE.write_text(frozen.FILE.read_text() + "\n")
     assert command.main(["E90"]) == 0
     assert (kept.read_bytes(), kept.with_suffix(".svg").read_bytes()) == before
 
@@ -243,6 +245,36 @@ def test_what_was_frozen_changes_only_with_a_reason(toy, capsys):
     (change,) = frozen.read()["changes"]
     assert change["why"] == "the threshold was a slip" and change["experiment"] == "E90"
     assert frozen.main([]) == 0 and frozen.digest() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("config.optimizer.warmup = 8, 2, 0", "config.optimizer.warmup = 8, 2, 1", "grids accelerator, grids cpu"),
+        ("model__width=8", "model__width=16", "grids accelerator, grids cpu"),
+        ("MANY = 3", "MANY = 4", "constants MANY"),
+        ('"below", 0.0, seeds=2', '"below", 0.0, seeds=3', "predicates C40"),
+    ],
+)
+def test_all_that_decides_is_frozen(toy, capsys, old, new, named):
+    """Also the settings that all cells share, and what says how much is measured without training."""
+    assert frozen.main(["E90"]) == 0
+    edited(toy, old, new)
+    assert command.main(["E90"]) == 2 and named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("a larger rate", "a higher rate"),
+        ('cpu": "toy', 'cpu": "a toy'),
+        ("drawn = Figure()", "drawn = Figure((3, 2))"),
+    ],
+)
+def test_words_and_figures_are_not_frozen(toy, old, new):
+    assert frozen.main(["E90"]) == 0
+    edited(toy, old, new)
+    frozen.check(read(toy))
 
 
 def test_every_claim_with_predicates_is_told_and_no_other(toy):

@@ -181,7 +181,7 @@ def _entry(entry: Entry) -> str:
         cells = (
             escape(wording.claimed(judged.predicate)) + (f'<p class="open">would be decided by: {escape(why)}</p>' if why else ""),
             escape(wording.measured(judged.effect)),
-            escape(wording.seeds(judged.effect)),
+            escape(wording.seeds(judged)),
             "" if entry.settled.construction else escape(wording.p(adjusted)),
             badge(judged.verdict),
         )  # fmt: skip

@@ -90,7 +90,7 @@ def _entry(entry: Entry) -> Iterable[str]:
     yield f"**{entry.settled.verdict}** at {at}, [{kept.experiment.name}](results/{kept.path.name}), `{kept.command}`"
     for judged, adjusted in zip(entry.settled.judged, entry.adjusted, strict=True):
         p = f"; Holm's p {wording.raw(wording.p(adjusted))}" if not entry.settled.construction else ""
-        line = f"- {wording.in_a_line(judged)}; seeds {wording.seeds(judged.effect)}{p}"
+        line = f"- {wording.in_a_line(judged)}; seeds {wording.seeds(judged)}{p}"
         if why := undecided_because(judged):
             line += f"; would be decided by: {wording.raw(why)}"
         yield line

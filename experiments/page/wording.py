@@ -15,6 +15,7 @@ from experiments.judge import Effect, Judged, Predicate
 from experiments.page.evidence import Entry, Evidence, Row
 
 SIGNIFICANT = 0.05
+SHOWN = 16  # values that are listed one by one
 MARKUP = re.compile(r"([\\*`|<$~]|\[(?=[^\]]*\]\()|(?<!\w)_|_(?!\w))")
 
 
@@ -91,9 +92,16 @@ def measured(effect: Effect) -> str:
     )
 
 
-def seeds(effect: Effect) -> str:
-    """How many seeds or runs, and how many of them are without a value."""
-    return f"{len(effect.values)}, {effect.missing or 'none'} missing"
+def seeds(judged: Judged) -> str:
+    """Every seed's value in order, or of many their range; how many have none, and how many lie on the claimed side."""
+    values = judged.effect.values
+    known = [value for value in values if np.isfinite(value)]
+    if len(values) <= SHOWN:
+        told = ", ".join(map(number, values)) or "none"
+    else:
+        told = f"from {number(min(known))} to {number(max(known))}" if known else "no value"
+    missing = f"{judged.effect.missing} missing, " if judged.effect.missing else ""
+    return f"{len(values)} ({told}): {missing}{judged.agreeing} as claimed"
 
 
 def claimed(said: Predicate) -> str:
