@@ -37,7 +37,7 @@ PREDICATES = {"C40": (Predicate("loss at the larger rate less that at the smalle
 SETTINGS = {"cpu": "toy"}
 CUT = ()
 VARIANTS = ("accelerator",)
-MANY = 3
+MANY, SIZES_OF = 3, {0.5: "half"}
 MEASURES = {"numbers": lambda scale: ({"n": n, "root": n**0.5} for n in range(MANY))}
 
 
@@ -252,7 +252,7 @@ def test_what_was_frozen_changes_only_with_a_reason(toy, capsys):
     [
         ("config.optimizer.warmup = 8, 2, 0", "config.optimizer.warmup = 8, 2, 1", "grids accelerator, grids cpu"),
         ("model__width=8", "model__width=16", "grids accelerator, grids cpu"),
-        ("MANY = 3", "MANY = 4", "constants MANY"),
+        ("MANY, SIZES_OF = 3,", "MANY, SIZES_OF = 4,", "constants MANY"),
         ('"below", 0.0, seeds=2', '"below", 0.0, seeds=3', "predicates C40"),
     ],
 )
