@@ -76,3 +76,29 @@ def test_attention_compresses_where_it_averages(logits, verdict):
     low, high = interval(ratios)
     assert (high < 0.8) if verdict == "supported" else (low > 0.8)
     assert page("E19", "C23", f"SD {logits:g}") == verdict
+
+
+def test_without_skips_nothing_trains_and_all_end_at_the_frequencies():
+    rows = raw("E01")["rows"]
+    usual = {"residual.name", "optimizer.lr", "seed"}
+    full, bare = (
+        [row for row in rows if set(row["fields"]) == fields and row["fields"]["residual.name"] == "pre_ln"]
+        for fields in (usual, usual | {"residual.skip"})
+    )
+    assert len(full) == len(bare) == 20 and all(row["fields"]["residual.skip"] == 0.0 for row in bare)
+    assert {row["outcome"] for row in full} == {"trained"}
+    assert not any(row["outcome"] == "trained" for row in bare)
+    assert page("E01", "C01/a standard block") == "supported"
+
+    def losses(arm, rate):
+        found = {row["fields"]["seed"]: row["eval_loss"] for row in arm if row["fields"]["optimizer.lr"] == rate}
+        return [found[seed] for seed in range(5)]
+
+    def best(arm):
+        return min((losses(arm, rate) for rate in (1e-3, 3e-3, 1e-2, 3e-2)), key=mean)
+
+    low, _ = interval([worse - loss for worse, loss in zip(best(bare), best(full), strict=True)])
+    assert low > 0.3 and page("E01", "C27/metric") == "supported"
+    frequencies = bare[0]["floors"]["unigram"]
+    assert all(abs(loss - frequencies) < 0.03 for loss in losses(bare, 1e-3))
+    assert page("E01", "C29/plateau") == "supported"
