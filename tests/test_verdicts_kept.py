@@ -88,7 +88,7 @@ def test_without_skips_nothing_trains_and_all_end_at_the_frequencies():
     assert len(full) == len(bare) == 20 and all(row["fields"]["residual.skip"] == 0.0 for row in bare)
     assert {row["outcome"] for row in full} == {"trained"}
     assert not any(row["outcome"] == "trained" for row in bare)
-    assert page("E01", "C01/a standard block") == "supported"
+    assert page("E01", "C01/a standard block", "markov") == "supported"
 
     def losses(arm, rate):
         found = {row["fields"]["seed"]: row["eval_loss"] for row in arm if row["fields"]["optimizer.lr"] == rate}
@@ -98,7 +98,7 @@ def test_without_skips_nothing_trains_and_all_end_at_the_frequencies():
         return min((losses(arm, rate) for rate in (1e-3, 3e-3, 1e-2, 3e-2)), key=mean)
 
     low, _ = interval([worse - loss for worse, loss in zip(best(bare), best(full), strict=True)])
-    assert low > 0.3 and page("E01", "C27/metric") == "supported"
+    assert low > 0.3 and page("E01", "C27/metric", "markov") == "supported"
     frequencies = bare[0]["floors"]["unigram"]
     assert all(abs(loss - frequencies) < 0.03 for loss in losses(bare, 1e-3))
-    assert page("E01", "C29/plateau") == "supported"
+    assert page("E01", "C29/plateau", "markov") == "supported"
