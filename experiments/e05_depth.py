@@ -19,7 +19,7 @@ from resjax.sweeps.combine import chain, product
 QUESTION = "Which residual schemes train at 12 to 1,000 blocks, and is a near-zero start what makes it possible?"
 VARIANTS = ("accelerator",)
 SETTINGS = {
-    "cpu": "width 16, 128 tokens a step, 600 steps (500 at 1,000 blocks), markov",
+    "cpu": "width 16, 256 tokens a step, 600 steps (500 at 1,000 blocks), markov",
     "accelerator": "width 64, 2,048 tokens a step, 2,000 steps, markov",
 }
 RATES, LOWER, MORE = (3e-3, 1e-2), (1e-3, 3e-3), 3e-2  # the lower ones where depth may ask for them
@@ -106,7 +106,7 @@ def get_config(variant=None):
             train__steps=2000,
             model__remat="full",
         )
-    return sized("cpu-S", model__width=16, model__heads=2, data__length=16, data__batch=8)
+    return sized("cpu-S", model__width=16, model__heads=2, data__length=16, data__batch=16)
 
 
 def sweep(variant=None):
