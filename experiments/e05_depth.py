@@ -132,10 +132,8 @@ def _but(left_out):
 
 
 def keep(variant=None):
-    return {
-        "profiles": (1, 30, "end"),
-        "probes": ("stream_grad", "update_ratio"),
-    }  # the ratio at step 30 is for E10's pool
+    # the ratio at step 30 is for E10's pool
+    return {"profiles": (1, 30, "end"), "probes": ("stream_grad", "update_ratio")}
 
 
 def arm(runs: Runs, name: str) -> Runs:

@@ -79,10 +79,9 @@ def get_config(variant: str | None = None) -> Any:
 
 def built(arm: str, gain: str, depth: int, **more: Any) -> Any:
     """The configuration of one network."""
+    # DeepNorm's own rule starts what writes to the stream
     start = {path: value for path, value in GAINS[gain].items() if arm != "DeepNorm" or path != "init.out_scale"}
-    fields = (
-        WIDTH | ARMS[arm] | start | more | {"model.depth": depth}
-    )  # DeepNorm's own rule starts what writes to the stream
+    fields = WIDTH | ARMS[arm] | start | more | {"model.depth": depth}
     return sized("cpu-S", **{path.replace(".", "__"): value for path, value in fields.items()})
 
 

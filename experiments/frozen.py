@@ -49,6 +49,7 @@ def entry(experiment: Experiment) -> dict[str, Any]:
             "usual": _hash(changed(load(experiment.spec(scale)))),
         }
     predicates = {key: [asdict(one) for one in value] for key, value in experiment.predicates.items()}
+    # as repr: keys of a constant may be numbers
     constants = {name: _hash(repr(value))[:16] for name, value in sorted(experiment.constants.items())}
     return json.loads(json.dumps({"predicates": predicates, "grids": grids, "constants": constants}))
 

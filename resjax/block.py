@@ -156,10 +156,10 @@ def probed(context: Context, carry: Carry, flow: Flow, site: Site) -> Probes:
     if context.measure is None:
         return {}
     measure = context.measure
-    return measured(context, lambda *parts: measure(lossy(carry.viewed(Flow(*parts)), site, context)), *flow)
+    return measured(context, lambda *parts: measure(with_stored(carry.viewed(Flow(*parts)), site, context)), *flow)
 
 
-def lossy(flow: Flow, site: Site, context: Context) -> Flow:
+def with_stored(flow: Flow, site: Site, context: Context) -> Flow:
     """The flow, with what is stored of its add where the context says how sites store."""
     if context.store is None or flow.kept is None or flow.update is None:
         return flow

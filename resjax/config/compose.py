@@ -68,9 +68,8 @@ def _meaningless(base: Scheme, other: Scheme, own: Mapping[str, Any]) -> str:
         return "a norm follows the branch, and takes the size of its last matrix away"
     if "drop" in own and skipless:
         return "without a skip, nothing is left where a branch is dropped"
-    if (
-        "scale" in own and "drop" in base.carry.lacks
-    ):  # a proposal that cannot be dropped cannot be shrunk, for the same reason
+    # a proposal that cannot be dropped cannot be shrunk, for the same reason
+    if "scale" in own and "drop" in base.carry.lacks:
         return "its branch is a proposal to be mixed in, not an update that could be scaled"
     return ""
 

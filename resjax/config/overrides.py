@@ -60,9 +60,8 @@ def overrides_of(config: ConfigDict) -> list[Override]:
     if residual.at is not None:
         for clause in at.parse(residual.at, config.model.depth, config.model.family):
             blocks = Blocks(clause.first, clause.last)
-            for named in sorted(
-                clause.changes, key=lambda kind: kind is not None
-            ):  # of one range, what names a kind wins
+            # of one range, what names a kind wins
+            for named in sorted(clause.changes, key=lambda kind: kind is not None):
                 found += [Override(one, named, blocks, clause.text) for one in _paired(clause.changes[named])]
     return found
 

@@ -30,7 +30,7 @@ def measure(flow: Flow) -> Probes:
     update, kept, beside, after = flow.update, flow.kept, flow.beside, flow.after
     stream_max = jnp.max(jnp.abs(exact(after)))  # NaN or infinite where an element is
     probes = dict.fromkeys(FORWARD_PROBES, jnp.float32(jnp.nan)) | {
-        "stream_rms": root_mean_square_of(after),
+        "stream_rms": rms_of_tokens(after),
         "token_cosine": token_cosine(after),
         "stream_max": stream_max,
         "finite": jnp.isfinite(stream_max),
@@ -38,7 +38,7 @@ def measure(flow: Flow) -> Probes:
     if update is not None:
         update_max = jnp.max(jnp.abs(exact(update)))
         probes |= {
-            "update_rms": root_mean_square_of(update),
+            "update_rms": rms_of_tokens(update),
             "update_max": update_max,
             "finite": probes["finite"] & jnp.isfinite(update_max),
         }
@@ -49,7 +49,7 @@ def measure(flow: Flow) -> Probes:
     return narrowed(probes)
 
 
-def root_mean_square_of(x: jax.Array) -> jax.Array:
+def rms_of_tokens(x: jax.Array) -> jax.Array:
     """RMS over everything, from the lengths of tokens: those are needed anyway, and each pass over a stream costs as much."""
     return jnp.sqrt(jnp.mean(squares(x)) / x.shape[-1])
 
