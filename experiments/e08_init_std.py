@@ -14,13 +14,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.experiment import Finding, Measured, Rows
-from experiments.judge import LEAST, Predicate, difference, effect, rope, share
+from experiments.judge import LEAST, Predicate, effect, rope, share
 from experiments.runs import Runs, ending, number, profile
-from experiments.shared import seen, starts
-from experiments.shared.rates import highest
-from experiments.shared.seen import counted
+from experiments.shared import starts
+from experiments.shared.benefit import benefit
+from experiments.shared.seen import counted, told
 from experiments.shared.sizes import RATES4, SEEDS, sized
-from experiments.shared.skips import MOST, at_best, edge
+from experiments.shared.skips import MOST, at_best
 from resjax.health.studies import Subject
 from resjax.health.studies.update import update
 from resjax.propagation.measured import measured_at
@@ -323,22 +323,17 @@ def of_scaled_outputs(runs: Runs) -> Finding:
     fields = {"residual.name": "pre_ln", "model.norm": "layernorm", "model.depth": MANY, "init.kind": "gain"}
     fields |= {"optimizer.name": "adamw", "init.gain": SMALL["gain"]}
     scaled, plain = (runs.where(fields | {"init.out_scale": out}) for out in (None, 1.0))
-    best = [at_best(arm) for arm in (scaled, plain)]
-    less = difference(*(one.runs.losses(SEEDS) for one in best))
-    unit = rope(best[1].runs.losses(SEEDS))
-    rates = [np.asarray(highest(arm, SEEDS)) for arm in (scaled, plain)]
-    higher = rates[0] > rates[1]
-    known = np.isfinite(less.values) & np.isfinite(rates).all(axis=0)
-    found, unknown = counted(np.where(known, (np.asarray(less.values) < -unit) | higher, np.nan))
+    unit = rope(at_best(plain).runs.losses(SEEDS))
+    found = benefit(scaled, plain, unit)
+    rates = [f"{one.value:g}" for one in found.best]
     notes = [
-        f"loss with 1/sqrt(2L) less without: {seen.told(less, 'nats')}, at {best[0].value:g} and {best[1].value:g}; a ROPE is {unit:.3g}",
-        f"seeds in which a higher rate trains: {int(higher.sum())} of {len(higher)}",
+        f"loss without 1/sqrt(2L) less with: {told(found.cost, 'nats')}, at {rates[1]} and {rates[0]}; a ROPE is {unit:.3g}",
+        f"seeds in which a higher rate trains: {found.higher} of {len(SEEDS)}",
     ]
     for rate in MORE_RATES:
         shared = [np.mean(arm.where({"optimizer.lr": rate}).losses(SEEDS)) for arm in (scaled, plain)]
-        notes.append(f"at a shared rate of {rate:g}: {shared[0]:.3f} and {shared[1]:.3f} nats")
-    doubt = "" if higher.sum() >= LEAST - 1 else edge(not less.mean < -unit, *best)
-    return Finding("C66/benefit", (found,), "24 blocks, gain 0.554", unknown or doubt, tuple(notes))
+        notes.append(f"at a shared rate of {rate:g}: {shared[0]:.3f} and {shared[1]:.3f} nats with and without")
+    return Finding("C66/benefit", (found.share,), "24 blocks, gain 0.554", found.cut, tuple(notes))
 
 
 def of_best_std(runs: Runs) -> Finding:

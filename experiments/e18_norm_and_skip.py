@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope
 from experiments.runs import RATE, number
-from experiments.shared.rates import highest
-from experiments.shared.seen import counted, told
+from experiments.shared.benefit import benefit
+from experiments.shared.seen import told
 from experiments.shared.sizes import RATES4, RATES7, SEEDS, sized
 from experiments.shared.skips import (
     FULL,
@@ -80,7 +80,7 @@ def judge(runs, measured):
         yield together(arms, where)
         best = {name: at_best(there) for name, there in arms.items()}
         losses = {name: one.runs.losses(SEEDS) for name, one in best.items()}
-        yield nothing(arms, best, losses, where)
+        yield nothing(arms, losses, where)
         if any(len(arms[name]) for name in STARTS):
             yield stands_in(arms, best, losses, where)
 
@@ -98,26 +98,19 @@ def together(arms, where):
     return Finding("C05", (difference(means[single], means["norm and skip"]),), where, notes=tuple(notes))
 
 
-def nothing(arms, best, losses, where):
+def nothing(arms, losses, where):
     """C14: norms left out, and nothing put in their place, a start that shrinks with depth neither."""
-    base, bare = "norm and skip", BARE
-    costs = difference(losses[bare], losses[base])
-    unit = rope(losses[base])
-    with_, without = (highest(arms[name], SEEDS) for name in (base, bare))
-    known = np.isfinite(with_) & np.isfinite(without)
-    # a seed without a finite loss where the other has one has lost
-    lost = np.isfinite(losses[base]) & ~np.isfinite(losses[bare])
-    hits = np.where(known, (np.nan_to_num(costs.values, nan=-np.inf) > unit) | lost | np.less(without, with_), np.nan)
+    base = losses["norm and skip"]
+    unit = rope(base)
+    found = benefit(arms["norm and skip"], arms[BARE], unit)
+    with_, without = found.best
     notes = (
-        f"best loss without norms less that with: {told(costs, 'nats')}; a ROPE is {unit:.3g} nats",
-        f"best rates {best[bare].value:g} without and {best[base].value:g} with norms",
-        f"highest rates that train, by seed: {listed(without)} without and {listed(with_)} with norms",
-        f"the same from the start of 1/sqrt(2L): {told(difference(losses['skip alone'], losses[base]), 'nats')}",
+        f"best loss without norms less that with: {told(found.cost, 'nats')}; a ROPE is {unit:.3g} nats",
+        f"best rates {without.value:g} without and {with_.value:g} with norms",
+        f"highest rates that train, by seed: {listed(found.rates[1])} without and {listed(found.rates[0])} with norms",
+        f"the same from the start of 1/sqrt(2L): {told(difference(losses['skip alone'], base), 'nats')}",
     )
-    fewer_rates = np.less(without, with_).sum() >= 4  # whatever the loss is beyond the grid
-    found, unknown = counted(hits)
-    doubt = "" if fewer_rates else edge(costs.mean > unit, best[bare], best[base])
-    return Finding("C14/nothing in its place", (found,), where, cut=unknown or doubt, notes=notes)
+    return Finding("C14/nothing in its place", (found.share,), where, cut=found.cut, notes=notes)
 
 
 def listed(rates):
