@@ -365,7 +365,8 @@ def _remedies(pre: Runs, gain: str) -> Iterator[Finding]:
         fall = effect(np.array(steps_above(present, absent, seeds)) - 0.5)
         rates = ", ".join(f"{rate:g}" for rate in common[RATE])
         notes = (
-            f"M8 rises by {rise.mean:.3g} nat, the highest trained rate falls by {fall.mean + 0.5:.3g} steps",
+            f"M8 rises by {rise.mean:.3g} nat" if np.isfinite(rise.mean) else "M8 is not known where no loss is finite",
+            f"the highest trained rate falls by {fall.mean + 0.5:.3g} steps",
             *lost(other),
         )
         cut = "" if common[RATE] else "no rate of the grid is three times the best or more"
@@ -398,7 +399,7 @@ def _spiking(runs: Runs) -> Finding:
 
 
 def figure(runs: Runs, measured: Measured) -> Any:
-    """Panel 3: outcomes over rate and depth, by place of the norm and gain, with lines of equal token cosine before the first step."""
+    """Panel 3: outcomes over rate and depth, by place of the norm and gain, with the token cosine before the first step."""
     plain = _plain(runs.where({"model.width": min(runs.split("model.width"))}))
 
     def panel(row: Row) -> str:
@@ -407,4 +408,4 @@ def figure(runs: Runs, measured: Measured) -> Any:
 
     ordered = sorted(plain, key=lambda row: (value_of(row, GAIN), value_of(row, NAME)))
     what = "token cosine after the last block at the start"
-    return phase(ordered, panel, contour=at_first_step("token_cosine"), contoured=what)
+    return phase(ordered, panel, contour=at_first_step("token_cosine"), contoured=what, side_by_side=2)

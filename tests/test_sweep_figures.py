@@ -303,13 +303,29 @@ def test_a_field_that_was_not_run_is_white_and_an_unknown_class_has_its_word():
 
 def test_contours_are_of_the_mean_over_the_seeds():
     rows = grid(1, 2, depths=(6, 12, 24))
-    assert at_first_step("token_cosine")(rows[1]) == pytest.approx(0.36)
-    assert np.isnan(at_first_step("token_cosine")(row(loss=None))) and np.isnan(at_first_step("nothing")(rows[0]))
-    figure = phase(rows, contour=at_first_step("token_cosine"), levels=[0.34], contoured="token cosine")
+    start = at_first_step("token_cosine")
+    assert start(rows[1]) == pytest.approx(0.36)
+    assert np.isnan(start(row(loss=None))) and np.isnan(at_first_step("nothing")(rows[0]))
+
+    def tilted(one):
+        return start(one) + np.log(value(one, "optimizer.lr"))
+
+    figure = phase(rows, contour=tilted, levels=[-4.0], contoured="token cosine")
     (drawn,) = [one for one in figure.axes[0].collections if hasattr(one, "levels")]
-    heights = np.concatenate([path.vertices[:, 1] for path in drawn.get_paths()])
-    np.testing.assert_allclose(heights, (0.34 - 0.31) / 0.06)  # means 0.31, 0.37, 0.49 of lines 0, 1, 2
-    assert "need two values" in words(phase(rows, contour=lambda one: 1.0, contoured="one"))
+    rates = np.log(sorted({value(one, "optimizer.lr") for one in rows}))
+    for at, height in np.concatenate([path.vertices for path in drawn.get_paths()]):
+        cosine = np.interp(height, range(3), [0.31, 0.37, 0.49])  # means of lines 0, 1, 2
+        assert np.interp(at, range(len(rates)), rates) + cosine == pytest.approx(-4.0, abs=1e-6)
+    assert "need two values" in words(phase(grid(1, 2, depths=(6,)), contour=tilted, contoured="one"))
+
+
+def test_a_number_that_is_the_same_along_a_line_is_written_beside_it():
+    rows = grid(1, 2, depths=(6, 12, 24))
+    figure = phase(rows, contour=at_first_step("token_cosine"), contoured="token cosine")
+    assert not [one for one in figure.axes[0].collections if hasattr(one, "levels")]
+    beside = {one.get_text(): one.get_position() for one in figure.axes[0].texts if one.get_position()[0] == 1.02}
+    assert beside == {"0.31": (1.02, 0), "0.37": (1.02, 1), "0.49": (1.02, 2)}
+    assert "Beside each line: token cosine" in words(figure)
 
 
 def test_profiles_are_lines_by_depth_a_colour_a_step():

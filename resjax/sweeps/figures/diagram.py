@@ -14,10 +14,12 @@ from resjax import drawing
 from resjax.sweeps.figures import look
 from resjax.sweeps.figures.rates import said_number
 from resjax.sweeps.figures.rows import By, grouped, some, varying
-from resjax.sweeps.figures.sheet import Sheet
+from resjax.sweeps.figures.sheet import COLUMNS, Sheet
 from resjax.sweeps.lines import CLASSES, DEPTH, RATE, SEED, Row, ending, number, value
 
 PART = 0.23  # inches, of a run
+BESIDE = 0.45  # inches, for a number beside a line of fields
+ALIKE = 1e-3  # relative: numbers of a line that differ by less are one
 SMALLEST, GAP = 0.5, 0.04  # inches, of a field; of a field, around it
 UNKNOWN = ("?", "#ffffff", "black")  # an ending of another name
 HALO: Any = [matplotlib.patheffects.withStroke(linewidth=2.2, foreground="white")]
@@ -34,6 +36,7 @@ def phase(
     contoured: str = "",
     heading: str = "Outcomes by learning rate and depth",
     labels: tuple[str, str] = ("learning rate", "depth (blocks)"),
+    side_by_side: int = COLUMNS,
 ) -> Figure:
     """Outcome classes over two fields; each run of a field has its colour and letter, seeds ascending from left to right.
 
@@ -43,8 +46,10 @@ def phase(
       rows: lines of results.
       panels: what has a panel of its own; by default all other fields that vary.
       x, y: fields along the axes; ``labels`` are their names there.
-      contour: a number of a run, of which lines of equal mean over the seeds are drawn, at ``levels``.
+      contour: a number of a run, of which lines of equal mean over the seeds are drawn, at ``levels``; where it does not depend on ``x``,
+        it is written beside each line of fields instead.
       contoured: what that number is.
+      side_by_side: panels in a row of them.
 
     Raises:
       Refused: no runs, too many panels.
@@ -57,13 +62,19 @@ def phase(
     most = max(len(runs) for found in fields.values() for runs in found.values())
     stacked = _stacked(most)
     wide, high = (max(SMALLEST, PART * count + 0.04) for count in (max(stacked, default=1), len(stacked)))
-    sheet = Sheet(list(parts), (max(2.4, wide * len(columns)), max(1.2, high * len(lines))))
+    shape = len(lines), len(columns)
+    heights = [_heights(found, contour, shape) for found in fields.values()] if contour is not None else []
+    beside = bool(heights) and all(map(_of_lines, heights))
+    size = max(2.4, wide * len(columns)), max(1.2, high * len(lines))
+    sheet = Sheet(list(parts), size, columns=side_by_side, beside=BESIDE if beside else 0.0)
     skipped = False
-    for axis, found in zip(sheet.axes, fields.values(), strict=True):
+    for i, (axis, found) in enumerate(zip(sheet.axes, fields.values(), strict=True)):
         for (column, line), runs in found.items():
             _field(axis, column, line, runs)
-        if contour is not None:
-            skipped |= not _contours(axis, found, contour, levels, (len(lines), len(columns)))
+        if beside:
+            _beside(axis, heights[i])
+        elif heights:
+            skipped |= not _contours(axis, heights[i], levels)
         axis.set_xlim(-0.5, len(columns) - 0.5)
         axis.set_ylim(-0.5, len(lines) - 0.5)
         axis.set_xticks(range(len(columns)), [_said(one) for one in columns])
@@ -79,7 +90,9 @@ def phase(
         Patch(facecolor="white", edgecolor="#555555", label=f"?  {name}") for name in sorted(there - set(CLASSES))
     ]
     notes = []
-    if contour is not None and contoured:
+    if beside and contoured:
+        notes.append(f"Beside each line: {contoured}, the mean over the seeds.")
+    elif contour is not None and contoured:
         handles.append(Line2D([], [], color="black", linewidth=1.2, label=contoured))
         if skipped:
             notes.append(
@@ -126,18 +139,32 @@ def _field(axis: Axes, column: int, line: int, runs: Sequence[Row]) -> None:
             axis.text(*middle, letter, ha="center", va="center", color=ink, fontsize=7.5, fontweight="bold")
 
 
-def _contours(
-    axis: Axes,
-    found: Mapping[tuple[int, int], Sequence[Row]],
-    of: Callable[[Row], float],
-    levels: Sequence[float] | None,
-    shape: tuple[int, int],
-) -> bool:
-    """Draw lines of equal number; False where there is nothing to draw them through."""
+def _heights(
+    found: Mapping[tuple[int, int], Sequence[Row]], of: Callable[[Row], float], shape: tuple[int, int]
+) -> np.ndarray:
+    """(lines, columns): the mean over the seeds; NaN where nothing is known."""
     heights = np.full(shape, np.nan)
     for (column, line), runs in found.items():
         known = [one for one in (number(of(row)) for row in runs) if np.isfinite(one)]
         heights[line, column] = np.mean(known) if known else np.nan
+    return heights
+
+
+def _of_lines(heights: np.ndarray) -> bool:
+    """Whether there are numbers, and those of each line are one, so that no line of equal number goes through the plane."""
+    known = [line[np.isfinite(line)] for line in heights]
+    return any(map(len, known)) and all(np.ptp(line) <= ALIKE * np.abs(line).max() for line in known if len(line))
+
+
+def _beside(axis: Axes, heights: np.ndarray) -> None:
+    """Write the number of each line of fields to its right."""
+    for i, line in enumerate(heights):
+        if np.isfinite(line).any():
+            axis.text(1.02, i, f"{np.nanmean(line):.2g}", transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+
+
+def _contours(axis: Axes, heights: np.ndarray, levels: Sequence[float] | None) -> bool:
+    """Draw lines of equal number; False where there is nothing to draw them through."""
     cells = np.isfinite(heights)
     whole = cells[:-1, :-1] & cells[1:, :-1] & cells[:-1, 1:] & cells[1:, 1:]
     low, high = (np.nanmin(heights), np.nanmax(heights)) if cells.any() else (np.nan, np.nan)
