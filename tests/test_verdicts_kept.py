@@ -102,3 +102,35 @@ def test_without_skips_nothing_trains_and_all_end_at_the_frequencies():
     frequencies = bare[0]["floors"]["unigram"]
     assert all(abs(loss - frequencies) < 0.03 for loss in losses(bare, 1e-3))
     assert page("E01", "C29/plateau", "markov") == "supported"
+
+
+def of_e02(scheme, depth):
+    """Rows of the plain grid at gain 0.55: those whose fields name nothing else."""
+    usual = {"init.gain", "model.depth", "residual.name", "optimizer.lr", "seed"}
+    wanted = {"init.gain": 0.55, "model.depth": depth, "residual.name": scheme}
+    rows = [row for row in raw("E02")["rows"] if set(row["fields"]) == usual]
+    return [row for row in rows if wanted.items() <= row["fields"].items()]
+
+
+def test_post_ln_trains_at_lower_rates_and_fails_without_a_spike():
+    def highest(scheme):
+        rates = sorted({row["fields"]["optimizer.lr"] for row in of_e02(scheme, 12)})
+        ends = {
+            rate: [r["outcome"] for r in of_e02(scheme, 12) if r["fields"]["optimizer.lr"] == rate] for rate in rates
+        }
+        return max(rate for rate in rates if ends[rate] == ["trained"] * 5)
+
+    assert highest("pre_ln") / highest("post_ln") >= 3 - 1e-9
+    assert page("E02", "C41/threshold") == "supported"
+    failed = [row for row in of_e02("post_ln", 12) if row["outcome"] != "trained"]
+    assert len(failed) == 10 and {row["outcome"] for row in failed} == {"collapsed"}
+    assert all(row["spikes"]["episodes"] == 0 for row in failed)
+    assert all(max(one["loss"] for one in row["curve"] if "loss" in one) < row["first_loss"] + 0.1 for row in failed)
+    assert page("E02", "C41/spikes") == "refuted"
+
+
+def test_post_ln_of_24_blocks_trains_at_usual_rates():
+    rows = of_e02("post_ln", 24)
+    usual = [row for row in rows if row["fields"]["optimizer.lr"] in (1e-3, 3e-3)]
+    assert len(usual) == 10 and {row["outcome"] for row in usual} == {"trained"}
+    assert page("E02", "C43/at usual rates", "gain 0.55, 24 blocks") == "refuted"
