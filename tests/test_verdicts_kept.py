@@ -134,3 +134,36 @@ def test_post_ln_of_24_blocks_trains_at_usual_rates():
     usual = [row for row in rows if row["fields"]["optimizer.lr"] in (1e-3, 3e-3)]
     assert len(usual) == 10 and {row["outcome"] for row in usual} == {"trained"}
     assert page("E02", "C43/at usual rates", "gain 0.55, 24 blocks") == "refuted"
+
+
+def of_e03(**fields):
+    """Held-out losses by seed of the rows with just these fields, underscores standing for dots."""
+    wanted = {path.replace("__", "."): value for path, value in fields.items()}
+    rows = [row for row in raw("E03")["rows"] if {k: v for k, v in row["fields"].items() if k != "seed"} == wanted]
+    return [row["eval_loss"] for row in sorted(rows, key=lambda row: row["fields"]["seed"])]
+
+
+def test_a_matched_scale_is_the_scale_of_one():
+    one = of_e03(residual__name="pre_ln", model__norm="layernorm", residual__scale=1.0, optimizer__lr=0.01)
+    assert len(one) == 5
+    for matched in ("MATCHED_03", "MATCHED_01"):
+        scaled = of_e03(residual__name=f"experiments/parts/e03_schemes.py:{matched}", optimizer__lr=0.01)
+        assert scaled == pytest.approx(one, abs=1e-4)
+    assert page("E03", "C82/rate matched") == "supported"
+
+
+def test_a_small_scale_costs_nothing_at_its_best_rate():
+    def best(scale):
+        rates = {
+            row["fields"]["optimizer.lr"] for row in raw("E03")["rows"] if row["fields"].get("residual.scale") == scale
+        }
+        arms = [
+            of_e03(residual__name="pre_ln", model__norm="layernorm", residual__scale=scale, optimizer__lr=rate)
+            for rate in rates
+        ]
+        return min((arm for arm in arms if len(arm) == 5), key=mean)
+
+    base = best(1.0)
+    rope = max(0.01, 2 * stdev(base))
+    _, high = interval([(small - loss) / rope for small, loss in zip(best(0.03), base, strict=True)])
+    assert high < 1 and page("E03", "C50") == "refuted"
