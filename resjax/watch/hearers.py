@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from resjax.health.probes import measure_block
+from resjax.health.spectra import residual_form
 from resjax.health.studies.rounding import FIGURES, FORMATS, choices
 from resjax.residual import Flow
 from resjax.residual.connection import faded
@@ -118,18 +119,30 @@ class Capturing(Hearer):
 
 
 class Measuring(Hearer):
-    """All forward probes of these groups.
+    """All forward probes of these groups; of the ranks what they are worked out from, which is dearer than all else, at the end at once.
 
     Args:
+      groups: without ranks.
       sites: reference (block, site, probe) float32; blocks: reference (block,); ends: reference (2,), of embed_rms and final_rms.
+      forms: reference (block, site, 2, n) float32, zeros, the forms of the ranks, n the largest there is; attainable: reference
+        (block, site). None where no ranks are asked for.
     """
 
-    def __init__(self, plan: Plan, groups: tuple[str, ...], sites: Any, blocks: Any, ends: Any):
+    def __init__(
+        self, plan: Plan, groups: tuple[str, ...], sites: Any, blocks: Any, ends: Any, forms: Any, attainable: Any
+    ):
         self.plan, self.groups, self.sites, self.blocks, self.ends = plan, groups, sites, blocks, ends
+        self.forms, self.attainable = forms, attainable
 
     def site(self, add: Add) -> jax.Array:
+        here = place(self.plan, add)
         found = of_site(held(add.after, add.parts), self.groups)
-        self.sites[place(self.plan, add)] = jnp.stack([jnp.asarray(one, jnp.float32) for one in found.values()])
+        self.sites[here] = jnp.stack([jnp.asarray(one, jnp.float32) for one in found.values()])
+        if self.forms is not None:
+            form, attainable = residual_form(add.after)
+            more = self.forms.shape[-1] - form.shape[-1]
+            self.forms[here] = jnp.pad(form.astype(jnp.float32), ((0, 0), (0, more)))
+            self.attainable[here] = jnp.float32(attainable)
         return add.after
 
     def block(self, before: jax.Array, after: jax.Array, number: Any) -> jax.Array:

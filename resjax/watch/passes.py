@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.errors import TraceContextError
 
 from resjax.errors import Refused
+from resjax.health.probes import ranks
 from resjax.health.studies.rounding import FIGURES, FORMATS
 from resjax.health.studies.subject import MOST, spread
 from resjax.watch.context import Hearer, find, heard_by
@@ -28,6 +30,7 @@ from resjax.watch.plan import GROUPS, Plan, refuse_counts
 from resjax.watch.tap import site_probes
 
 MEMORY = 2**30  # bytes of streams that one pass keeps
+NNX_JITTED = type(nnx.jit(lambda: None))
 
 
 class Answer(NamedTuple):
@@ -81,7 +84,9 @@ class Passes:
         most: int = MOST,
         memory: int = MEMORY,
     ):
-        self.f, self.batches, self.most, self.memory = f, list(batches), most, memory
+        # NNX modules do not pass from jax.grad into nnx.jit
+        self.f = f.__wrapped__ if isinstance(f, NNX_JITTED) else f
+        self.batches, self.most, self.memory = list(batches), most, memory
         if not self.batches:
             raise Refused("batches is empty, and a study wants one or more")
         if most < 2:
@@ -167,10 +172,8 @@ class Passes:
         rows = [np.asarray(self._tokens(batch)) for batch in self.batches]
         batch, *places = self.stream.shape[:-1]
         want = (batch, prod(places) + 1)
-        if odd := next((row for row in rows if row.shape != want or row.dtype.kind not in "iu"), None):
-            raise Refused(
-                f"tokens are {odd.dtype}{list(odd.shape)}, and have to be integers {list(want)}: one more than the stream has positions"
-            )
+        for row in rows:
+            refuse_tokens(row, want)
         return np.concatenate(rows)
 
     @property
@@ -279,20 +282,36 @@ class Passes:
     @cached_property
     def probes(self) -> list[dict[str, np.ndarray]]:
         """Of every batch all forward probes: (block, site), (block,) and numbers; NaN where nothing is watched."""
-        names = site_probes(GROUPS)
-        shape = (self.plan.blocks, len(self.plan.sites), len(names))
+        return self._measured(GROUPS)
 
-        def program(state: Any, batch: Any) -> tuple[jax.Array, ...]:
-            refs = [jax.new_ref(jnp.full(size, jnp.nan, jnp.float32)) for size in (shape, shape[:1], (2,))]
-            self._heard(Measuring(self.plan, GROUPS, *refs), state, batch)
-            return tuple(ref[...] for ref in refs)
+    @cached_property
+    def ratios(self) -> np.ndarray:
+        """Token mean of |update| / |what it is added to|, (block, site), over all batches."""
+        rows = self.probes if "probes" in vars(self) else self._measured(())
+        return np.mean([row["update_ratio"] for row in rows], axis=0)
 
-        run, rows = jax.jit(program), []
-        for batch in self.batches:
-            sites, blocks, ends = map(np.asarray, run(self.state, batch))
-            row = dict(zip(names, np.moveaxis(sites, -1, 0), strict=True))
-            rows.append(row | {"update_ratio_block": blocks, "embed_rms": ends[0], "final_rms": ends[1]})
-        return rows
+    def _measured(self, groups: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
+        others = tuple(group for group in groups if group != "ranks")
+        names, shape = site_probes(others), (self.plan.blocks, len(self.plan.sites))
+        most = max(min(prod(add.shape[:-1]), add.shape[-1]) for add in self.adds)
+
+        def program(state: Any, batch: Any) -> dict[str, jax.Array]:
+            sites, blocks, ends, attainable = (
+                jax.new_ref(jnp.full(size, jnp.nan, jnp.float32))
+                for size in ((*shape, len(names)), shape[:1], (2,), shape)
+            )
+            forms = jax.new_ref(jnp.zeros((*shape, 2, most), jnp.float32)) if others != groups else None
+            self._heard(Measuring(self.plan, others, sites, blocks, ends, forms, attainable), state, batch)
+            found = dict(zip(names, jnp.moveaxis(sites[...], -1, 0), strict=True))
+            found |= {"update_ratio_block": blocks[...], "embed_rms": ends[0], "final_rms": ends[1]}
+            if forms is None:
+                return found
+            there = ~jnp.isnan(attainable[...])
+            of_all = ranks(forms[...], attainable[...])
+            return found | {name: jnp.where(there, value, jnp.nan) for name, value in of_all.items()}
+
+        run = jax.jit(program)
+        return [jax.tree.map(np.asarray, run(self.state, batch)) for batch in self.batches]
 
     def rounded(self, name: str, number: int) -> tuple[jax.Array, jax.Array, dict[str, np.ndarray]]:
         """Of batch ``number``, with all adds rounded to one of ``FORMATS``: the loss, the last stream, the ``FIGURES`` (block, site)."""
@@ -315,12 +334,21 @@ class Passes:
     # ------------------------------------------------------------------ what comes back
 
     def pulled(self) -> Iterator[Pulled]:
-        """The gradient of every batch, in two passes: the second takes its product with what the first has after the last add."""
+        """The gradient of every batch, in two passes: the second takes its product with what the first has after the last add.
+
+        Raises:
+          Refused: the function calls ``nnx.jit`` on modules.
+        """
         shape = self.stream.shape
         site = int(np.flatnonzero(self.passed[-1])[-1]) if self.passed[-1].any() else len(self.plan.sites) - 1
         for batch in self.batches:
             end = np.array([self.depth - 1, site], np.int32)
-            *_, last = self._pulled(self.state, batch, np.zeros(shape, np.float32), end)
+            try:
+                *_, last = self._pulled(self.state, batch, np.zeros(shape, np.float32), end)
+            except TraceContextError as error:
+                raise Refused(
+                    "the function calls nnx.jit on its modules, through which no gradient comes from outside; take nnx.jit off inside"
+                ) from error
             largest = float(jnp.max(jnp.abs(last))) or 1.0
             sites, entry, _ = self._pulled(self.state, batch, last / largest, end)
             of_sites, of_entry = (np.asarray(one, np.float64) for one in (sites, entry))
@@ -343,6 +371,14 @@ class Passes:
         return jax.jit(program)
 
 
+def refuse_tokens(tokens: np.ndarray, want: tuple[int, int]) -> None:
+    """Refuse what are not integers of this shape."""
+    if tokens.shape != want or tokens.dtype.kind not in "iu":
+        raise Refused(
+            f"tokens are {tokens.dtype}{list(tokens.shape)}, and have to be integers {list(want)}: one more than the stream has positions"
+        )
+
+
 def _is_nnx(x: Any) -> bool:
     return isinstance(x, nnx.Module | nnx.Variable)
 
@@ -350,7 +386,7 @@ def _is_nnx(x: Any) -> bool:
 def _form(tree: Any) -> tuple[Any, list[str]]:
     """Structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, [f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in leaves]
+    return structure, [f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}" for leaf in leaves]
 
 
 def _told(out: Any) -> str:

@@ -21,7 +21,7 @@ from resjax.health.studies.steadiness import logged, swinging
 from resjax.health.studies.subject import MOST, spread
 from resjax.health.studies.update import figures, moved
 from resjax.watch.hearers import PULLED
-from resjax.watch.passes import MEMORY, Passes
+from resjax.watch.passes import MEMORY, Passes, Pulled, refuse_tokens
 from resjax.watch.plan import Plan
 
 OWN_ONLY = {  # of resjax's studies, and why not
@@ -88,10 +88,10 @@ def study(
     for name in names or ():
         if name in OWN_ONLY:
             raise Refused(
-                f"study '{name}' is of resjax's own models only, {OWN_ONLY[name]}; there are {', '.join(MADE)}"
+                f"study '{name}' is of resjax's own models only, {OWN_ONLY[name]}; there are {', '.join(NAMES)}"
             )
-        if name not in MADE:
-            raise not_one_of("names", name, MADE)
+        if name not in NAMES:
+            raise not_one_of("names", name, NAMES)
     passes = Passes(f, model, batches, plan, tokens, partial, most, memory)
     made = MADE | {
         "update": functools.partial(_update, next_model=next_model),
@@ -137,12 +137,8 @@ class Kept:
             raise Refused(f"streams are {list(self.streams.shape)}, and have to be (depth + 1, batch, ..., width)")
         self.streams = self.streams.reshape(*self.streams.shape[:2], -1, self.streams.shape[-1])
         self.sequences = None if tokens is None else np.asarray(tokens)
-        want = (self.streams.shape[1], self.streams.shape[2] + 1)
-        if self.sequences is not None and (self.sequences.shape != want or self.sequences.dtype.kind not in "iu"):
-            raise Refused(
-                f"tokens are {self.sequences.dtype}{list(self.sequences.shape)}, and have to be integers {list(want)}: one more than the "
-                "streams have positions"
-            )
+        if self.sequences is not None:
+            refuse_tokens(self.sequences, (self.streams.shape[1], self.streams.shape[2] + 1))
 
     @property
     def depth(self) -> int:
@@ -166,27 +162,23 @@ def _probes(passes: Passes) -> dict[str, Any]:
 
 
 def _gradient(passes: Passes) -> dict[str, Any]:
-    depth = passes.depth
-    size, sums, tokens = np.zeros(depth + 1), np.zeros((depth, 3)), 0
-    unit, summed, along, squares, passed = range(len(PULLED))
+    size, sums, tokens = np.zeros(passes.depth + 1), np.zeros((passes.depth, 3)), 0
     for pulled in passes.pulled():
-        # after the last site that a block has: before the next block
-        ends = np.stack([row[np.flatnonzero(row[:, passed])[-1:]].sum(axis=0) for row in pulled.sites])
-        every = np.concatenate([pulled.entry[None], ends])
-        every[every[:, passed] == 0] = np.nan
-        size += every[:, unit] * every[:, summed]
-        last = np.asarray(pulled.last, np.float64)
-        here = every[:-1]
-        sums += np.stack(
-            [
-                here[:, unit] * here[:, along],
-                np.square(here[:, unit]) * here[:, squares],
-                np.full(depth, np.sum(np.square(last))),
-            ],
-            axis=1,
-        )
-        tokens += last[..., 0].size
+        with np.errstate(all="ignore"):
+            unit, lengths, along, squares, passed = np.moveaxis(by_place(pulled), -1, 0)
+            known = np.where(passed > 0, 1, np.nan)
+            size += known * unit * lengths
+            last = np.sum(np.square(np.asarray(pulled.last, np.float64)))
+            rows = known * unit * along, known * unit**2 * squares, np.full(len(unit), last)
+            sums += np.stack(rows, axis=1)[:-1]
+        tokens += pulled.last[..., 0].size
     return by_depth(size / tokens, sums)
+
+
+def by_place(pulled: Pulled) -> np.ndarray:
+    """The numbers of the gradient before every block and after the last, (depth + 1, 5): that after the last add that was passed before."""
+    ends = [row[np.flatnonzero(row[:, PULLED.index("passed")])[-1:]].sum(axis=0) for row in pulled.sites]
+    return np.stack([pulled.entry, *ends])
 
 
 def _rounding(passes: Passes) -> dict[str, Any]:
@@ -215,8 +207,7 @@ def _ablation(passes: Passes) -> dict[str, Any]:
             keep = passes.whole
             keep[block, column] = 0
             table[:, i, j] = passes.losses(keep) - whole
-    ratios = np.mean([row["update_ratio"] for row in passes.probes], axis=0)
-    return worth(blocks, whole.tolist(), table, ratios[blocks])
+    return worth(blocks, whole.tolist(), table, passes.ratios[blocks])
 
 
 def _lens(passes: Passes) -> dict[str, Any]:
