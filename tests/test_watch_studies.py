@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from kit import fast, make
 from resjax import watch
@@ -201,6 +202,59 @@ def test_what_is_asked_of_a_run(untouched):
     assert found["update"]["tokens"] == 2 * 6 * 8
     assert found["steadiness"]["period"] == pytest.approx(2 * np.pi, rel=0.1) and found["steadiness"]["chance"] < 0.01
     assert found["steadiness"]["logged"] == 40 and np.isfinite(found["steadiness"]["ratio"])
+
+
+class Normed(nnx.Module):
+    def __init__(self, index: int, rngs: nnx.Rngs):
+        self.index, self.linear = index, nnx.Linear(8, 8, rngs=rngs)
+        self.norm, self.drop = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        return watch.add(h, self.drop(jnp.tanh(self.linear(self.norm(h)))), block=self.index, site="mlp")
+
+
+class Tied(nnx.Module):
+    """State of every kind: a table that is used twice, means of batches, a stream of random numbers."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.table = nnx.Embed(11, 8, rngs=rngs)
+        self.blocks = nnx.List([Normed(i, rngs) for i in range(2)])
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        h = watch.embedded(self.table(tokens))
+        for one in self.blocks:
+            h = one(h)
+        return self.table.attend(h)
+
+
+@pytest.mark.slow
+def test_modules_with_state_are_left_as_they_are():
+    """Also under ``nnx.jit``, in training, as a state without its graph; and a model that is not finite is studied like any other."""
+    batches = list(np.random.default_rng(0).integers(0, 11, (2, 6, 9)).astype(np.int32))
+
+    def f(model: Tied, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model(batch[:, :-1])
+        return loss(logits, batch[:, 1:]), logits
+
+    with jax.numpy_dtype_promotion("standard"):  # of nnx
+        model = Tied(nnx.Rngs(0))
+        before = jax.tree.map(np.asarray, nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat)))
+        names = ("ablation", "gradient")
+        training = watch.study(f, model, batches, names=names)
+        model.eval()
+        found = watch.study(f, model, batches, names=names)
+        graph, state = nnx.split(model)
+        same(watch.study(nnx.jit(f), model, batches, names=names), found)
+        same(watch.study(lambda state, batch: f(nnx.merge(graph, state), batch), state, batches, names=names), found)
+        assert training["ablation"]["delta"][0] != found["ablation"]["delta"][0]
+        assert np.isfinite(found["gradient"]["size"]).all() and found["gradient"]["identity_share"][0] < 1
+        after = jax.tree.map(np.asarray, nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat)))
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+        model.blocks[1].linear.kernel[...] = jnp.full((8, 8), jnp.inf)
+        broken = watch.study(f, model, batches, tokens=lambda batch: batch, next_model=model)
+    assert (
+        len(broken.notes) == 1 and np.isnan(broken["ablation"]["loss"]) and np.isnan(broken["gradient"]["size"]).all()
+    )
 
 
 # ---- what is known exactly

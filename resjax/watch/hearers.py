@@ -5,22 +5,23 @@ serves all blocks; what it finds it writes into references (``jax.new_ref``), wh
 ``jax.checkpoint`` and ``lax.cond`` as they are written, or, of a backward pass, returns as the gradient of zeros.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from resjax.health.arithmetic import round_to
 from resjax.health.probes import measure_block
 from resjax.health.spectra import residual_form
-from resjax.health.studies.rounding import FIGURES, FORMATS, choices
-from resjax.residual import Flow
+from resjax.health.studies.rounding import FIGURES, FORMATS, key_of, lost
 from resjax.residual.connection import faded
 from resjax.residual.precision import exact, rms
 from resjax.watch.context import Add, Hearer, place, plain
 from resjax.watch.plan import Plan
 from resjax.watch.tap import held, of_site
 
-PULLED = ("unit", "tokens", "along", "squares", "passed")  # what a gradient leaves at an add; see Pulling
+PULLED = ("unit", "lengths", "along", "squares", "passed")  # what a gradient leaves at an add; see Pulling
 
 
 class Seen(NamedTuple):
@@ -172,33 +173,34 @@ class Rounding(Hearer):
 
     def site(self, add: Add) -> jax.Array:
         here = place(self.plan, add)
-        number = here[0] * len(self.plan.sites) + here[1]
-        parts = held(add.after, add.parts)
-        flow = Flow(parts["after"], parts["after"], parts.get("kept"), parts["update"], parts["after"], None)
-        measures = [lambda flow, one=one["measure"]: self._row(one(flow)) for one in _every_format()]
-        self.figures[here] = jax.lax.switch(self.code, measures, flow)
+        key = key_of(jnp.asarray(here[0] * len(self.plan.sites) + here[1], jnp.int32))
         if add.kept is None or add.join is None:
-            after = self._stored(add.after, number)
+            after = self._rounded(add.after, key)
         else:
-            after = self._stored(add.kept + add.update, number)
+            after = self._rounded(add.kept + add.update, key)
             if add.join is not plain:
-                after = self._stored(add.join(after.astype(add.kept.dtype)), number)
+                after = self._rounded(add.join(after.astype(add.kept.dtype)), key)
+        if add.kept is not None:
+            self.figures[here] = self._lost(*(exact(x) for x in jnp.broadcast_arrays(add.update, add.kept)))
         self.last[...] = after.astype(self.last.dtype)
         return after.astype(add.after.dtype)
 
     def embedded(self, stream: jax.Array) -> jax.Array:
-        return self._stored(stream, -1).astype(stream.dtype)
+        return self._rounded(stream, key_of(-1)).astype(stream.dtype)
 
-    def _stored(self, x: jax.Array, number: Any) -> jax.Array:
-        return jax.lax.switch(self.code, [one["store"] for one in _every_format()], x, jnp.asarray(number, jnp.int32))
-
-    @staticmethod
-    def _row(found: dict[str, jax.Array]) -> jax.Array:
+    def _lost(self, update: jax.Array, kept: jax.Array) -> jax.Array:
+        """The figures of an add in the format."""
+        nearest = [partial(round_to, dtype=dtype) for dtype, _ in FORMATS.values()]
+        kept = jax.lax.switch(self.code, nearest, kept)
+        found = lost(update, kept, self._rounded(kept + update, jax.random.key(0)))
         return jnp.stack([jnp.asarray(found[name], jnp.float32) for name in FIGURES])
 
-
-def _every_format() -> list[dict[str, Any]]:
-    return [choices(*one) for one in FORMATS.values()]
+    def _rounded(self, x: jax.Array, key: jax.Array) -> jax.Array:
+        ways = [
+            lambda x, key, dtype=dtype, rounding=rounding: round_to(x, dtype, rounding, key)
+            for dtype, rounding in FORMATS.values()
+        ]
+        return jax.lax.switch(self.code, ways, x, key)
 
 
 class Pulling(Hearer):

@@ -113,7 +113,7 @@ class Passes:
     # ------------------------------------------------------------------ the model
 
     def _outcome(self, state: Any, batch: Any) -> Answer:
-        out = self.f(state if self.graph is None else nnx.merge(self.graph, state), batch)
+        out = self.f(state if self.graph is None else nnx.merge(self.graph, state, copy=True), batch)
         pair = out if isinstance(out, tuple) else (out, None)
         loss = pair[0]
         if len(pair) != 2 or jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
@@ -337,7 +337,7 @@ class Passes:
         """The gradient of every batch, in two passes: the second takes its product with what the first has after the last add.
 
         Raises:
-          Refused: the function calls ``nnx.jit`` on modules.
+          Refused: the function changes its modules where a gradient does not let it, as ``nnx.jit`` inside does.
         """
         shape = self.stream.shape
         site = int(np.flatnonzero(self.passed[-1])[-1]) if self.passed[-1].any() else len(self.plan.sites) - 1
@@ -347,7 +347,8 @@ class Passes:
                 *_, last = self._pulled(self.state, batch, np.zeros(shape, np.float32), end)
             except TraceContextError as error:
                 raise Refused(
-                    "the function calls nnx.jit on its modules, through which no gradient comes from outside; take nnx.jit off inside"
+                    "the function changes its modules, as nnx.jit inside and dropout do, and no gradient from outside lets it; take "
+                    "nnx.jit off inside, and put the model in evaluation"
                 ) from error
             largest = float(jnp.max(jnp.abs(last))) or 1.0
             sites, entry, _ = self._pulled(self.state, batch, last / largest, end)

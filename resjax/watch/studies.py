@@ -47,7 +47,7 @@ def study(
     model: Any,
     batches: Sequence[Any],
     *,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     plan: Plan | None = None,
     tokens: Callable[[Any], Any] | None = None,
     next_model: Any = None,
@@ -85,6 +85,7 @@ def study(
     Raises:
       Refused: no such study, or one that ``names`` asks for cannot be made; see also :class:`~resjax.watch.passes.Passes`.
     """
+    names = (names,) if isinstance(names, str) else names
     for name in names or ():
         if name in OWN_ONLY:
             raise Refused(
@@ -238,9 +239,12 @@ def _steadiness(
     if rows is None:
         raise Refused("there are no rows with the training loss, such as Log.rows")
     steps, loss = logged(rows, max((int(row["step"]) for row in rows), default=0))
-    of_batch = batch_of
-    frozen = None if of_batch is None else lambda steps: np.array([passes.loss_of(of_batch(step)) for step in steps])
-    return swinging(steps, loss, frozen)
+    return swinging(steps, loss, None if batch_of is None else functools.partial(_frozen, passes, batch_of))
+
+
+def _frozen(passes: Passes, batch_of: Callable[[int], Any], steps: Sequence[int]) -> np.ndarray:
+    """The loss of the model as it is on the batches of these steps."""
+    return np.array([passes.loss_of(batch_of(step)) for step in steps])
 
 
 MADE: dict[str, Callable[[Passes], dict[str, Any]]] = {

@@ -46,7 +46,7 @@ def rounding(subject: Subject, names: Sequence[str] = tuple(FORMATS)) -> dict[st
     """
     model = in_float32(subject.model)
     context = replace(subject.context, compute=jnp.dtype("float32"))
-    told = {name: Told.of(replace(context, **choices(*FORMATS[name]))) for name in FORMATS}
+    told = {name: Told.of(replace(context, **_choices(*FORMATS[name]))) for name in FORMATS}
 
     def run(name: str, number: int) -> Run:
         return _run(told[name], model, jnp.asarray(subject.batches[number]))
@@ -101,25 +101,31 @@ def in_float32(model: LM) -> LM:
 
 
 @cache
-def choices(dtype: str, rounding: str) -> dict[str, Any]:
+def _choices(dtype: str, rounding: str) -> dict[str, Any]:
     """What the context is told: how to store, and what to measure of each add."""
 
     def store(x: jax.Array, number: Any) -> jax.Array:
-        return round_to(x, dtype, rounding, jax.random.fold_in(jax.random.key(0), number + 1))
+        return round_to(x, dtype, rounding, key_of(number))
 
     def measure(flow: Flow) -> dict[str, jax.Array]:
         if flow.kept is None or flow.update is None:
             return dict.fromkeys(FIGURES, jnp.float32(jnp.nan))
         # a gain on the stream leaves what the format does not hold, and would be rounded before the add
         kept = round_to(flow.kept, dtype)
-        after = added(flow.update, kept, dtype, rounding, jax.random.key(0))
-        return {
-            "swallowed": swallowed(flow.update, kept, after),
-            "update_error": update_error(flow.update, kept, after),
-            "signed_error": signed_error(flow.update, kept, after),
-        }
+        return lost(flow.update, kept, added(flow.update, kept, dtype, rounding, jax.random.key(0)))
 
     return {"store": store, "measure": measure}
+
+
+def key_of(number: Any) -> jax.Array:
+    """What the rounding at random of site ``number`` draws from; -1 is the embedding."""
+    return jax.random.fold_in(jax.random.key(0), number + 1)
+
+
+def lost(update: jax.Array, kept: jax.Array, after: jax.Array) -> dict[str, jax.Array]:
+    """The ``FIGURES`` of one add."""
+    found = swallowed(update, kept, after), update_error(update, kept, after), signed_error(update, kept, after)
+    return dict(zip(FIGURES, found, strict=True))
 
 
 @jax.jit
