@@ -16,6 +16,7 @@ from resjax.propagation.measured import measured
 from resjax.train.checkpoint import saved_steps
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
+from resjax.watch import kept
 
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
@@ -26,7 +27,8 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     """What is known of the run in ``folder``, up to ``step`` (None = all of it).
 
     Args:
-      studies: names of the studies to make on its newest state by then.
+      studies: names of the studies to make on its newest state by then; of a model that is not ours, all that were kept of it are
+        shown, or with none of them nothing.
       start: measure its scheme's start under the ordinary init.
 
     Raises:
@@ -46,7 +48,9 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
     by_then = [number for number in saved if step is None or number <= step]
     found: dict[str, Mapping[str, Any]] = {}
     state = None
-    if config and studies:
+    if studies and not config:  # of another model there is what was kept of it
+        state, found = kept.newest(path / "studies", step, notes)
+    elif studies:
         if by_then:
             state, found = studied(str(path), by_then, studies, notes)
         else:

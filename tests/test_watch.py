@@ -16,6 +16,7 @@ from resjax import watch
 from resjax.errors import Refused
 from resjax.health.probes import measure_precision, measure_tokens
 from resjax.health.record import FORWARD_PROBES
+from resjax.health.spectra import ranks_on_host
 from resjax.residual import Flow
 from test_probes import by_hand, lengths
 
@@ -188,9 +189,9 @@ def test_the_rest_of_the_probes():
 
 
 def test_more_groups():
-    """'tokens' and 'precision' as resjax's own step has them, beside the rest."""
+    """'tokens', 'ranks' and 'precision' as resjax's own step has them, beside the rest."""
     w, x = weights(), inputs()
-    plan = watch.Plan(DEPTH, SITES, groups=("tokens", "precision"))
+    plan = watch.Plan(DEPTH, SITES, groups=("tokens", "ranks", "precision"))
     found = watch.row(fast(gradient(scanned))(w, plan.taps(), x)[1][1])
     check(found, oracle())
     for number, flow in enumerate(kept_by_hand(w, x)[0]):
@@ -204,10 +205,21 @@ def test_more_groups():
         assert found["growth"][place] == pytest.approx(
             np.mean(lengths(flow["after"]) / lengths(flow["kept"])), rel=1e-5
         )
+        centred = flow["after"] - flow["after"].mean(axis=1, keepdims=True)
+        want = ranks_on_host(centred.reshape(-1, WIDTH), centre=False)
+        for name, value in want.items():
+            if name != "collapse":
+                assert found[name][place] == pytest.approx(value, rel=3e-3), name
+        attainable = min(WIDTH, BATCH * (TIME - 1))
+        assert found["rank_collapse"][place] == pytest.approx(1 - want["effective_rank"] / attainable, abs=3e-3)
         ratio = np.linalg.norm(flow["update"]) / np.linalg.norm(flow["kept"])
         assert found["update_ratio_frobenius"][place] == pytest.approx(ratio, rel=1e-5)
-    with pytest.raises(Refused, match="groups is 'token', which is none of tokens, precision; did you mean"):
+    with pytest.raises(Refused, match="groups is 'token', which is none of tokens, ranks, precision; did you mean"):
         watch.Plan(2, groups=("token",))
+    with pytest.raises(
+        Refused, match="groups has 'attention', which an add cannot tell: the softmax is inside the branch"
+    ):
+        watch.Plan(2, groups=("attention",))
 
 
 def test_outside_of_a_context_an_add_is_an_add():

@@ -231,7 +231,21 @@ def test_a_stranger_learns_and_its_broken_block_is_named(tmp_path, monkeypatch, 
     record = HealthRecord.load(tmp_path / "run" / "health")
     assert record.steps.tolist() == [1, 5, 10] and record["update_ratio"].shape == (3, 4, 2)
     assert "attention of block 3; mlp of block 3" in (tmp_path / "run" / "report.html").read_text()
-    assert "dead branches: attention of block 3" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "dead branches: attention of block 3" in printed and "block 3 is worth 0.000 nats (dead)" in printed
+    assert printed.count("(dead)") == 1
+    kept = json.loads((tmp_path / "run" / "studies" / "00000011.json").read_text())
+    assert set(kept["studies"]) == {
+        "probes",
+        "similarity",
+        "lens",
+        "massive",
+        "gradient",
+        "rounding",
+        "ablation",
+        "decoding",
+    }
+    assert [note.split(":")[0] for note in kept["notes"]] == ["study 'update' left out", "study 'steadiness' left out"]
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
 
@@ -249,6 +263,9 @@ def test_linen_models_are_watched(tmp_path, monkeypatch, quickly):
     assert (ratios[:, 2] > 5 * ratios[:, 1]).all(), "the block with the large output stands out"
     for name in records:
         assert (tmp_path / name / "report.html").exists()
+        kept = json.loads((tmp_path / name / "studies" / "00000006.json").read_text())
+        assert len(kept["studies"]["ablation"]["delta"]) == 3 and len(kept["notes"]) == 3  # no tokens, step or rows
+        assert min(kept["studies"]["gradient"]["size"][1:]) > 0
 
 
 MODEL = """
@@ -283,6 +300,7 @@ def test_the_page_is_true(tmp_path, monkeypatch, quickly):
             exec(code, names)
     assert names["row"]["update_ratio"].shape == (4, 1) and names["summary"]["steps"] == 4
     assert HealthRecord.load(tmp_path / "runs/mine/health").steps.tolist() == [1, 3]
+    assert names["found"]["ablation"]["delta"].shape == (4,) and (tmp_path / "runs/mine/studies/00000004.json").exists()
     assert (tmp_path / "runs/mine/report.html").exists()
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / target).exists(), target

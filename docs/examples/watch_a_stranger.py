@@ -1,10 +1,11 @@
-"""A decoder that knows nothing of resjax, but for one call at each residual add; one of its blocks is broken, and the report says which.
+"""A decoder that knows nothing of resjax, but for one call at each residual add; one of its blocks is broken, and is named.
 
     python docs/examples/watch_a_stranger.py [FOLDER]
 
 Model, data and training loop are as somebody else might have them: Flax NNX, a list of blocks, nnx.jit and nnx.Optimizer. The lines that
 watch it end in "# <-". Block 3 has lost its weights, as after a checkpoint that was loaded by names that did not match.
-Takes less than a minute on a CPU; FOLDER (runs/stranger) then holds report.html.
+At the end its state is studied: what each block is worth, and more. Takes about a minute on a CPU; FOLDER (runs/stranger) then holds
+report.html, and ``python -m resjax.doctor FOLDER`` says what is wrong.
 """
 
 import sys
@@ -110,10 +111,15 @@ def main(folder: str = "runs/stranger", steps: int = 100) -> dict:
             chunk = jnp.asarray(np.stack([data[s : s + CONTEXT + 1] for s in starts]), jnp.int32)
             loss, found = train_step(model, optimizer, chunk, plan.taps(on=step % 5 == 0 or step == 1))  # <-
             log.write(step, found, loss=loss)  # <-
+        held_out = jnp.asarray(text(rng)[: 4 * BATCH * (CONTEXT + 1)].reshape(4, BATCH, CONTEXT + 1), jnp.int32)
+        found = watch.study(next_byte_loss, model, held_out, tokens=lambda chunk: chunk)  # <-
+        log.studied(steps, found)  # <-
         summary = log.close()  # <-
         print(f"loss {summary['train_loss']:.3f}; {log.report()}")  # <-
     for finding in summary["health"]["findings"]:  # <-
         print(f"{finding['kind']}: {finding['where']}: {finding['evidence']}")  # <-
+    for i, worth in enumerate(found["ablation"]["delta"]):  # <-
+        print(f"block {i} is worth {worth:.3f} nats{' (dead)' if found['ablation']['dead'][i] else ''}")  # <-
     return summary
 
 

@@ -2,8 +2,8 @@
 
     python docs/examples/watch_linen.py [FOLDER]
 
-Both learn to tell sequences by their sum. FOLDER (runs/linen) then holds ``scanned/report.html`` and ``untouched/report.html``; in the
-second model the output of block 2 is thirty times too large. Takes half a minute on a CPU.
+Both learn to tell sequences by their sum, and are studied at the end. FOLDER (runs/linen) then holds ``scanned/report.html`` and
+``untouched/report.html``; in the second model the output of block 2 is thirty times too large. Takes a minute on a CPU.
 """
 
 import sys
@@ -77,21 +77,25 @@ def train(model, plan, log, steps):
         apply_fn=model.apply, params=jax.jit(model.init)(jax.random.key(1), x)["params"], tx=optax.adam(2e-3)
     )
 
+    def objective(params, batch):
+        x, y = batch
+        with linen.blocks(r"block_(\d+)"):
+            logits = model.apply({"params": params}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
     @jax.jit
     def step(state, key, taps):
-        x, y = sequences(key)
+        def watched(params, taps):
+            with watch.into(taps):
+                return objective(params, sequences(key))
 
-        def objective(params, taps):
-            with watch.into(taps), linen.blocks(r"block_(\d+)"):
-                logits = state.apply_fn({"params": params}, x)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-        loss, (grads, found) = jax.value_and_grad(objective, argnums=(0, 1))(state.params, taps)
+        loss, (grads, found) = jax.value_and_grad(watched, argnums=(0, 1))(state.params, taps)
         return state.apply_gradients(grads=grads), loss, found
 
     for number, key in enumerate(jax.random.split(jax.random.key(2), steps), 1):
         state, loss, found = step(state, key, plan.taps(on=number % 5 == 1))
         log.write(number, found, loss=loss)
+    log.studied(steps, watch.study(objective, state.params, [sequences(jax.random.key(3))], plan=plan))
 
 
 def main(folder: str = "runs/linen", steps: int = 100) -> dict:

@@ -15,17 +15,20 @@ In the loss, the taps are an argument more, and their gradient is the probes::
     loss, (grads, found) = jax.value_and_grad(loss_fn, argnums=(0, 1))(model, taps)
     log.write(step, found, loss=loss)
 
-docs/your_model.md says the rest. :mod:`resjax.watch.linen` meets Linen blocks from outside; it is not imported here.
+Of a state, :func:`study` makes the studies that need no more than the adds, such as what each block is worth, or what a narrower stream
+would lose. docs/your_model.md says the rest. :mod:`resjax.watch.linen` meets Linen blocks from outside; it is not imported here.
 """
 
 from resjax.watch.arrays import from_arrays, gradient_norms, rows, site
 from resjax.watch.context import add, block, change, embedded, final, find, into, joined
 from resjax.watch.log import Log
 from resjax.watch.plan import Plan, Taps, row, stream_dtype
+from resjax.watch.studies import Studies, study, study_streams
 
 __all__ = [
     "Log",
     "Plan",
+    "Studies",
     "Taps",
     "add",
     "block",
@@ -41,4 +44,6 @@ __all__ = [
     "rows",
     "site",
     "stream_dtype",
+    "study",
+    "study_streams",
 ]

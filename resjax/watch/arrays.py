@@ -13,7 +13,7 @@ from resjax.health.geometry import magnitude
 from resjax.health.probes import measure_block
 from resjax.health.record import FORWARD_PROBES
 from resjax.residual.taps import tap as gradient_tap
-from resjax.watch.tap import of_site
+from resjax.watch.tap import held, of_site
 
 Row = dict[str, jax.Array]
 
@@ -28,11 +28,7 @@ def site(stream: jax.Array, update: jax.Array, tap: jax.Array | None = None) -> 
     after = stream + update
     if tap is not None:
         after = gradient_tap(after, tap, jnp.asarray(True))
-    parts = {"after": after, "kept": stream, "update": update}
-    held = {
-        name: jax.lax.stop_gradient(jnp.broadcast_to(x, after.shape).astype(after.dtype)) for name, x in parts.items()
-    }
-    return after, of_site(held)
+    return after, of_site(jax.lax.stop_gradient(held(after, {"kept": stream, "update": update})))
 
 
 def rows(by_site: Mapping[str, Any], taps: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:

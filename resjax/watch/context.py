@@ -1,29 +1,92 @@
-"""Where does an add report to? To the taps of the surrounding ``into``; outside of one it is a plain add."""
+"""Who hears the adds of a model? Whoever listens in the surrounding context; outside of one they are plain adds."""
 
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from resjax.errors import Refused, not_one_of
 from resjax.watch.plan import Plan, Taps
 from resjax.watch.tap import watched
 
 
+class Add(NamedTuple):
+    """One call of :func:`add`, :func:`joined` or :func:`change`; arrays (batch, ..., width).
+
+    Attributes:
+      block, site: where, as the model says it.
+      after: the stream after it, as the model has it.
+      update: what joins the stream.
+      kept: what it joins; None where only before and after are known.
+      beside: what the update is compared with: ``kept``, or the stream before.
+      join: what makes the stream of the sum of ``kept`` and ``update``; None where that is not known.
+    """
+
+    block: Any
+    site: str
+    after: jax.Array
+    update: jax.Array
+    kept: jax.Array | None
+    beside: jax.Array
+    join: Callable[[jax.Array], jax.Array] | None
+
+    @property
+    def parts(self) -> dict[str, jax.Array]:
+        """What is measured of it beside ``after``."""
+        return {"update": self.update} | ({"beside": self.beside} if self.kept is None else {"kept": self.kept})
+
+
+def plain(total: jax.Array) -> jax.Array:
+    """Of a plain add the stream is the sum."""
+    return total
+
+
+class Hearer:
+    """What becomes of the calls in a model. Each returns the stream that the model goes on with: by default its own."""
+
+    def site(self, add: Add) -> jax.Array:
+        return add.after
+
+    def block(self, before: jax.Array, after: jax.Array, number: Any) -> jax.Array:
+        return after
+
+    def embedded(self, stream: jax.Array) -> jax.Array:
+        return stream
+
+    def final(self, stream: jax.Array) -> jax.Array:
+        return stream
+
+
 class Listener:
-    """What hears the adds of one context; deaf once the context is left.
+    """The hearer of one context; deaf once that is left.
 
     Part of the key of JAX's caches: a function that was traced in one context, and holds its taps, is traced anew in another one
     and outside. The caches keep the listener, so it must not keep the taps.
     """
 
-    taps: Taps | None = None
-    found: list[tuple[int, str]] | None = None
+    hearer: Hearer | None = None
 
 
 _here: Any = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def heard_by(hearer: Hearer) -> Iterator[None]:
+    """Inside, every call goes to ``hearer``."""
+    listener = Listener()
+    listener.hearer = hearer
+    try:
+        with _here(listener):
+            yield
+    finally:
+        listener.hearer = None
+
+
+def _hearer() -> Hearer | None:
+    return None if _here.value is None else _here.value.hearer
 
 
 @contextlib.contextmanager
@@ -43,10 +106,30 @@ def into(taps: Taps) -> Iterator[None]:
     if not isinstance(taps.sites, jax.core.Tracer):
         yield
         return
-    listener = Listener()
-    listener.taps = taps
-    with _heard_by(listener):
+    with heard_by(_Reporting(taps)):
         yield
+
+
+class _Reporting(Hearer):
+    """Every place has its tap."""
+
+    def __init__(self, taps: Taps):
+        self.taps = taps
+
+    def site(self, add: Add) -> jax.Array:
+        plan = self.taps.plan
+        number, site = place(plan, add)
+        return watched(plan.kind, self.taps.sites[:, site].at[number].get(mode="clip"), add.after, **add.parts)
+
+    def block(self, before: jax.Array, after: jax.Array, number: Any) -> jax.Array:
+        tap = self.taps.blocks.at[numbered(self.taps.plan, number)].get(mode="clip")
+        return watched("block", tap, after, before=before)
+
+    def embedded(self, stream: jax.Array) -> jax.Array:
+        return watched("embedded", self.taps.embedded, stream)
+
+    def final(self, stream: jax.Array) -> jax.Array:
+        return watched("final", self.taps.final, stream)
 
 
 def find(f: Callable[..., Any], *arguments: Any) -> Plan:
@@ -55,23 +138,21 @@ def find(f: Callable[..., Any], *arguments: Any) -> Plan:
     Raises:
       Refused: there are none, or a block's number is not known before the program runs (in a scan over blocks).
     """
-    listener = Listener()
-    listener.found = []
-    with _heard_by(listener):
-        found = listener.found
+    found: list[tuple[int, str]] = []
+    with heard_by(_Listing(found)):
         jax.eval_shape(lambda *inner: (f(*inner), None)[1], *arguments)
     if not found:
         raise Refused("the function has no watch.add in it; call it where an update joins the stream")
     return Plan(max(block for block, _ in found) + 1, tuple(dict.fromkeys(site for _, site in found)))
 
 
-@contextlib.contextmanager
-def _heard_by(listener: Listener) -> Iterator[None]:
-    try:
-        with _here(listener):
-            yield
-    finally:
-        listener.taps = listener.found = None
+class _Listing(Hearer):
+    def __init__(self, found: list[tuple[int, str]]):
+        self.found = found
+
+    def site(self, add: Add) -> jax.Array:
+        self.found.append((known(add.block), add.site))
+        return add.after
 
 
 # ---- the calls in a model
@@ -86,15 +167,24 @@ def add(stream: jax.Array, update: jax.Array, *, block: Any, site: str) -> jax.A
       site: which add of the block.
 
     Raises:
-      Refused: inside :func:`into`, a block or site that its plan does not have.
+      Refused: inside :func:`into` or a study, a block or site that its plan does not have.
     """
-    after = stream + update
-    return _at_site(after, block, site, kept=stream, update=update)
+    after, hearer = stream + update, _hearer()
+    return after if hearer is None else hearer.site(Add(block, site, after, update, stream, stream, plain))
 
 
-def joined(after: jax.Array, *, kept: jax.Array, update: jax.Array, block: Any, site: str) -> jax.Array:
-    """``after``, watched: the stream where it is not the plain sum of ``kept`` and ``update``, such as a norm of it (Post-LN)."""
-    return _at_site(after, block, site, kept=kept, update=update)
+def joined(
+    after: jax.Array | Callable[[jax.Array], jax.Array], *, kept: jax.Array, update: jax.Array, block: Any, site: str
+) -> jax.Array:
+    """The stream, watched, where it is not the plain sum of ``kept`` and ``update``, such as a norm of it (Post-LN).
+
+    Args:
+      after: the stream; or what makes it of the sum, such as the norm itself: only then can a study take the update away.
+      kept, update, block, site: as of :func:`add`.
+    """
+    made, join = (after(kept + update), after) if callable(after) else (after, None)
+    hearer = _hearer()
+    return made if hearer is None else hearer.site(Add(block, site, made, update, kept, kept, join))
 
 
 def change(before: jax.Array, after: jax.Array, *, block: Any, site: str) -> jax.Array:
@@ -102,61 +192,56 @@ def change(before: jax.Array, after: jax.Array, *, block: Any, site: str) -> jax
 
     What an add would have swallowed cannot be told then, and is NaN.
     """
-    if _here.value is None:
+    if (hearer := _hearer()) is None:
         return after
     update = jax.lax.stop_gradient(after) - jax.lax.stop_gradient(before)
-    return _at_site(after, block, site, beside=before, update=update)
+    return hearer.site(Add(block, site, after, update, None, before, None))
 
 
 def block(before: jax.Array, after: jax.Array, *, block: Any) -> jax.Array:
     """``after``, watched: the stream ``before`` and after a whole block, for update_ratio_block."""
-    taps = _taps()
-    if taps is None:
-        return after
-    return watched("block", _slot(taps.blocks, block, taps.plan), after, before=before)
+    hearer = _hearer()
+    return after if hearer is None else hearer.block(before, after, block)
 
 
 def embedded(stream: jax.Array) -> jax.Array:
     """``stream``, watched: what enters the first block, for embed_rms and embed_grad."""
-    taps = _taps()
-    return stream if taps is None else watched("embedded", taps.embedded, stream)
+    hearer = _hearer()
+    return stream if hearer is None else hearer.embedded(stream)
 
 
 def final(stream: jax.Array) -> jax.Array:
     """``stream``, watched: what the head reads, after the final norm, for final_rms."""
-    taps = _taps()
-    return stream if taps is None else watched("final", taps.final, stream)
+    hearer = _hearer()
+    return stream if hearer is None else hearer.final(stream)
 
 
-def _taps() -> Taps | None:
-    return None if _here.value is None else _here.value.taps
+# ---- where a call stands in a plan
 
 
-def _at_site(after: jax.Array, block: Any, site: str, **others: jax.Array) -> jax.Array:
-    listener = _here.value
-    if listener is None:
-        return after
-    if listener.found is not None:
-        listener.found.append((_known(block), site))
-    taps = listener.taps
-    if taps is None:
-        return after
-    plan = taps.plan
-    if site not in plan.sites:
-        raise not_one_of("site", site, plan.sites)
-    return watched(plan.kind, _slot(taps.sites[:, plan.sites.index(site)], block, plan), after, **others)
+def place(plan: Plan, add: Add) -> tuple[Any, int]:
+    """Block and site of a call; a traced block beyond the last is clipped, and then counted there twice.
+
+    Raises:
+      Refused: the plan does not have it.
+    """
+    if add.site not in plan.sites:
+        raise not_one_of("site", add.site, plan.sites)
+    return numbered(plan, add.block), plan.sites.index(add.site)
 
 
-def _slot(column: jax.Array, block: Any, plan: Plan) -> jax.Array:
-    """One block's tap; a traced number beyond the last block is clipped, and then counted there twice."""
-    if not isinstance(block, jax.core.Tracer):
-        number = _known(block)
-        if not 0 <= number < plan.blocks:
-            raise Refused(f"block is {number}, and the plan has {plan.blocks}: 0 to {plan.blocks - 1}")
-    return column.at[block].get(mode="clip")
+def numbered(plan: Plan, block: Any) -> Any:
+    """A block's number, clipped where it is traced."""
+    if isinstance(block, jax.core.Tracer):
+        return jnp.clip(block, 0, plan.blocks - 1)
+    number = known(block)
+    if not 0 <= number < plan.blocks:
+        raise Refused(f"block is {number}, and the plan has {plan.blocks}: 0 to {plan.blocks - 1}")
+    return number
 
 
-def _known(block: Any) -> int:
+def known(block: Any) -> int:
+    """A block's number as an integer."""
     if isinstance(block, jax.core.Tracer):
         raise Refused(
             "the number of a block is traced (a scan over blocks, say), so adds cannot be counted; give watch.Plan(blocks=..., sites=...)"

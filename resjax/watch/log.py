@@ -13,6 +13,7 @@ from resjax.health.findings import examine
 from resjax.health.record import HealthRecord, drop_after
 from resjax.health.report import write_report
 from resjax.train.writers import JsonlWriter, from_json, read_json, read_metrics, to_json, write_json
+from resjax.watch import kept
 from resjax.watch.plan import Taps, row, stream_dtype
 
 MARK = {"recorded_by": "resjax.watch"}
@@ -20,7 +21,7 @@ SUMMED_ROWS = 10  # rows that the summary's training loss is the mean of
 
 
 class Log:
-    """The folder of one training run: config.json, metrics.jsonl, health/; at the end summary.json, on request report.html.
+    """The folder of one training run: config.json, metrics.jsonl, health/; at the end summary.json, on request studies/, report.html.
 
     In a ``with`` block it is closed at the end; after an exception what was written stays, and there is no summary.
 
@@ -51,13 +52,14 @@ class Log:
         if after is not None:
             self._metrics.drop_after(after)
             drop_after(self.folder / "health", after)
+            kept.drop_after(self.folder / "studies", after)
         done = HealthRecord.load(self.folder / "health")
         self._record = HealthRecord(done.sites)
         if sites is not None:
             self._named(tuple(sites))
         self._shapes = {name: done[name].shape[1:] for name in done}
         self._probed = int(done.steps[-1]) if len(done) else None
-        self._last = max((row["step"] for row in read_metrics(self.folder / "metrics.jsonl")), default=None)
+        self._last = max((row["step"] for row in self.rows), default=None)
         self._dtype: str | None = None
         self._closed = False
 
@@ -154,6 +156,19 @@ class Log:
         self.flush()
         return HealthRecord.load(self.folder / "health")
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything in metrics.jsonl."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def studied(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Keeps what :func:`resjax.watch.study` found of the state after ``step``, for ``python -m resjax.doctor``; returns the file.
+
+        Raises:
+          Refused: one is no study.
+        """
+        return kept.write(self.folder / "studies", int(step), found)
+
     def examine(self) -> dict[str, Any]:
         """The verdict on the run so far: see :func:`resjax.health.findings.examine`."""
         return examine(self.record, read_json(self.folder / "config.json"), self._dtype)
@@ -169,7 +184,7 @@ class Log:
         ``more`` is added to it, such as ``baselines={"bigram": 2.3}``, which the report draws as lines.
         """
         self.flush()
-        rows = read_metrics(self.folder / "metrics.jsonl")
+        rows = self.rows
         losses, held_out = ([r[name] for r in rows if name in r] for name in ("loss", "eval_loss"))
         summary = {
             "status": "finished",

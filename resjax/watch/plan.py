@@ -11,7 +11,12 @@ import numpy as np
 from resjax.errors import Refused, not_one_of
 from resjax.watch.tap import DTYPES, TAIL, Kind, site_probes, width
 
-GROUPS = ("tokens", "precision")
+GROUPS = ("tokens", "ranks", "precision")
+UNSEEN = {  # groups of resjax's own step that no add tells
+    "attention": "the softmax is inside the branch",
+    "roles": "weights and their gradients do not pass there",
+    "optimizer": "weights and their steps do not pass there",
+}
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class Plan:
     Attributes:
       blocks: how many blocks there are.
       sites: the adds of one block by name, in their order. ``resjax``'s own blocks have ('attention', 'mlp').
-      groups: more probes than those that are always there: 'tokens' (centred cosine, residual norm, growth), 'precision' (error and bits
-        of the add); see docs/probes.md.
+      groups: more probes than those that are always there: 'tokens' (centred cosine, residual norm, growth), 'ranks' (directions that
+        the tokens use), 'precision' (error and bits of the add); see docs/probes.md.
     """
 
     blocks: int
@@ -42,6 +47,10 @@ class Plan:
         groups = (self.groups,) if isinstance(self.groups, str) else tuple(dict.fromkeys(self.groups))
         object.__setattr__(self, "groups", groups)
         for group in groups:
+            if group in UNSEEN:
+                raise Refused(
+                    f"groups has '{group}', which an add cannot tell: {UNSEEN[group]}; there are {', '.join(GROUPS)}"
+                )
             if group not in GROUPS:
                 raise not_one_of("groups", group, GROUPS)
 
@@ -146,25 +155,29 @@ def _counted(seen: Mapping[str, np.ndarray], plan: Plan, partial: bool) -> None:
         raise Refused(
             "no add reported: call watch.add inside watch.into(taps), and take the gradient of the loss by these taps"
         )
-    names = {"blocks": "watch.block", "embedded": "watch.embedded", "final": "watch.final"}
-    counts = [(plan.name(*place), count) for place, count in np.ndenumerate(adds)]
-    for kind, name in names.items():
-        counts += [
-            (f"{name} of block {place[0]}" if place else name, count)
-            for place, count in np.ndenumerate(_tail(seen[kind], "adds"))
-            if count != 0
-        ]
-    for name, count in counts:
-        if count == 0 and not partial:
-            raise Refused(
-                f"{name} was not passed in this step, and the plan has {plan}; call watch.add there (a stop_gradient after it cuts it "
-                "off too), take it out of the plan, or allow for it by partial=True"
-            )
-        if count > 1 and count == round(count):
-            raise Refused(
-                f"{name} was passed {count:.0f} times in one step, and every add needs a block and site of its own"
-            )
-        if count not in (0, 1):
-            raise Refused(
-                f"{name} was passed {count:g} times: hand over the gradient of the taps as jax.grad gives it, not scaled"
-            )
+    refuse_counts(plan, adds, partial)
+    for kind, name in {"blocks": "watch.block", "embedded": "watch.embedded", "final": "watch.final"}.items():
+        for place, count in np.ndenumerate(_tail(seen[kind], "adds")):
+            _refuse_count(f"{name} of block {place[0]}" if place else name, count, plan, True)
+
+
+def refuse_counts(plan: Plan, adds: np.ndarray, partial: bool) -> None:
+    """Refuse adds (block, site) that were passed any number of times but once; ``partial`` allows for none."""
+    for place, count in np.ndenumerate(adds):
+        _refuse_count(plan.name(*place), count, plan, partial)
+
+
+def _refuse_count(name: str, count: float, plan: Plan, partial: bool) -> None:
+    if count == 0 and not partial:
+        raise Refused(
+            f"{name} was not passed in this step, and the plan has {plan}; call watch.add there (a stop_gradient after it cuts it "
+            "off too), take it out of the plan, or allow for it by partial=True"
+        )
+    if count > 1 and count == round(count):
+        raise Refused(
+            f"{name} was passed {count:.0f} times in one step, and every add needs a block and site of its own"
+        )
+    if count not in (0, 1):
+        raise Refused(
+            f"{name} was passed {count:g} times: hand over the gradient of the taps as jax.grad gives it, not scaled"
+        )

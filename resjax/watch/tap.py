@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from resjax.errors import Refused
 from resjax.health.geometry import magnitude
-from resjax.health.probes import MEASURES, measure, measure_block
+from resjax.health.probes import ATTAINABLE, FORM, MEASURES, measure, measure_block, ranks
 from resjax.health.record import FORWARD_PROBES, MORE_PROBES
 from resjax.residual import Flow
 from resjax.residual.precision import rms
@@ -34,7 +34,14 @@ def of_site(parts: Parts, groups: tuple[str, ...] = ()) -> dict[str, jax.Array]:
     probes = measure(flow)
     for group in groups:
         probes |= MEASURES[group](flow)
+    if "ranks" in groups:
+        probes |= ranks(probes[FORM], probes[ATTAINABLE])
     return {name: probes[name] for name in site_probes(groups)}
+
+
+def held(after: jax.Array, others: Parts) -> Parts:
+    """All in the dtype and shape that the sum has, which holds every term exactly."""
+    return {name: jnp.broadcast_to(x, after.shape).astype(after.dtype) for name, x in others.items()} | {"after": after}
 
 
 def site_probes(groups: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,9 +103,7 @@ def _tap(kind: Kind, after: jax.Array, others: Parts, number: jax.Array) -> jax.
 
 def _forward(kind: Kind, after: jax.Array, others: Parts, number: jax.Array) -> tuple[jax.Array, tuple]:
     on = number[0] == 0
-    # All in the dtype that the sum has, which holds every term exactly.
-    parts = {name: jnp.broadcast_to(x, after.shape).astype(after.dtype) for name, x in others.items()}
-    probes = _pooled(kind)(on, parts | {"after": after})
+    probes = _pooled(kind)(on, held(after, others))
     name = jnp.dtype(after.dtype).name
     code = DTYPES.index(name) + 1 if name in DTYPES else 0
     return after, (on, probes, code)

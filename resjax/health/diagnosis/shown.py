@@ -19,7 +19,8 @@ def studies_shown(cases: Sequence[Case], names: Sequence[str]) -> str:
     if not body and not numbers(cases[0]):
         return ""
     steps = " and ".join(str(case.state) for case in cases if case.state is not None)
-    about = f"Measured on held-out text at step {steps}."
+    looked = "held-out text" if any(case.config for case in cases) else "the batches that watch.study was given"
+    about = f"Measured on {looked} at step {steps}."
     head = f'<h2>Studies of the state</h2><p class="about">{about}</p>'
     return f'<section>{head}{numbers(cases[0])}<div class="profiles">{body}</div></section>'
 

@@ -1,5 +1,6 @@
 """Which blocks does a network need? The rise of its loss without the updates of each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ def ablation(subject: Subject) -> dict[str, Any]:
     blocks, walk, sites = subject.blocks, subject.walk, len(subject.kinds)
     each = range(sites) if sites > 1 else ()
     table = np.zeros((len(subject.batches), len(blocks), 1 + len(each)))
-    whole = []
+    whole: list[float] = []
     for rises, (state, targets) in zip(table, subject.opened(), strict=True):
         whole.append(subject.loss_of(state, targets))
         for rise, block in zip(rises, blocks, strict=True):
@@ -37,8 +38,20 @@ def ablation(subject: Subject) -> dict[str, Any]:
                 keep = np.ones((subject.depth, sites), np.float32)
                 keep[block, site] = 0
                 rise[i] = subject.loss_of(walk.to(state, block + 1, keep), targets) - whole[-1]
+    ratios = np.mean([found["ratio"] for found in subject.measured(_ratio)], axis=0)
+    return worth(blocks, whole, table, ratios[blocks])
+
+
+def worth(blocks: list[int], whole: Sequence[float], table: np.ndarray, ratios: np.ndarray) -> dict[str, Any]:
+    """The results of :func:`ablation`.
+
+    Args:
+      blocks: that were left out.
+      whole: loss of the whole network on each batch.
+      table: (batches, blocks, 1 + sites) rises of the loss without a block, then without each of its sites; of one site (..., 1).
+      ratios: (blocks, sites).
+    """
     delta, *of_sites = table.mean(axis=0).T
-    ratios = np.mean([found["ratio"] for found in subject.measured(_ratio)], axis=0)[blocks]
     small = ~np.any(ratios >= DEAD_RATIO, axis=1)  # a site without update is small too
     return {
         "blocks": blocks,

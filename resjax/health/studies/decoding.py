@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from resjax.errors import Refused
 from resjax.health.studies.study import Study
-from resjax.health.studies.subject import Subject
+from resjax.health.studies.subject import Layered
 
 TARGETS = ("current token", "previous token", "position", "next token")
 BRACKETS = "bracket depth"  # of texts of bytes only
 OPENING, CLOSING, DEEPEST = b"([{", b")]}", 4
-BYTES = 256
 # Ridge penalties to choose among, in units of the features' mean variance.
 PENALTIES = (1e-6, 1e-4, 1e-2, 1e-1, 1.0, 10.0)
 MOST_TRAINING, MOST_TESTING = 8192, 4096  # tokens that a probe learns from, and that it is judged by
 FEWEST = 5  # sequences that can be divided
 
 
-def decoding(subject: Subject) -> dict[str, Any]:
+def decoding(subject: Layered) -> dict[str, Any]:
     """Accuracy of a straight map from the stream to what ``targets`` name, before every block; 8,192 tokens train it, 4,096 test it.
 
     Returns:
@@ -33,23 +33,24 @@ def decoding(subject: Subject) -> dict[str, Any]:
       training, testing: tokens.
 
     NaN with fewer than 5 sequences, with sequences of fewer than two tokens, and where the stream is not finite.
+
+    Raises:
+      Refused: there are no tokens.
     """
-    batches, points, walk = subject.batches, subject.points, subject.walk
-    sequences = batches.reshape(-1, batches.shape[-1])
-    targets = [*TARGETS, BRACKETS] if subject.model.shape.vocab == BYTES else list(TARGETS)
+    points, sequences = subject.points, subject.sequences
+    if sequences is None:
+        raise Refused("no tokens are given, and what can be read off the stream is asked of them")
+    targets = [*TARGETS, BRACKETS] if subject.of_bytes else list(TARGETS)
     parts, labels = divided(*sequences.shape), labelled(sequences)[: len(targets)]
     accuracy = np.full((len(targets), len(points)), np.nan)
     by_chance, counts = np.full(len(targets), np.nan), (0, 0)
     if parts is not None and labels.size:
         by_chance = chance(labels, parts)
         counts = tuple(sum(map(len, some)) * labels.shape[-1] for some in (parts[:2], parts[2:]))
-        needed = batches[: 1 + max(map(max, parts)) // batches.shape[1]]
-        labels = labels[:, : needed.shape[0] * needed.shape[1]]
-        states = [walk.open(batch[:, :-1]) for batch in needed]
-        for column, point in enumerate(points):
-            states = [walk.to(state, point) for state in states]
-            features = np.concatenate([np.asarray(walk.seen(state), np.float32)[:, 1:] for state in states])
-            accuracy[:, column] = accuracies(features, labels, parts)
+        needed = 1 + max(map(max, parts))
+        for column, stream in enumerate(subject.layers(points, needed)):
+            features = np.asarray(stream, np.float32)[:needed, 1:]
+            accuracy[:, column] = accuracies(features, labels[:, :needed], parts)
     return {
         "accuracy": accuracy,
         "chance": by_chance,

@@ -35,8 +35,13 @@ def gradient(subject: Subject) -> dict[str, Any]:
             size[place] += per_token(here).sum()
             sums[place] += products(here, last)
         tokens += batch[:, 1:].size
-    size /= tokens
-    return {"size": size, "spread": spread(size), "slope": slope(size), "identity_share": share(sums)}
+    return by_depth(size / tokens, sums)
+
+
+def by_depth(size: np.ndarray, sums: np.ndarray) -> dict[str, Any]:
+    """The results of :func:`gradient` from ``size`` and the :func:`products` (depth, 3); a first size of NaN is not known and left out."""
+    known = size[1:] if np.isnan(size[0]) else size
+    return {"size": size, "spread": spread(known), "slope": slope(known), "identity_share": share(sums)}
 
 
 def per_token(tree: Any) -> np.ndarray:

@@ -23,11 +23,15 @@ def lens(subject: Subject) -> dict[str, Any]:
     for batch, streams in zip(subject.batches, subject.streams(points), strict=True):
         losses.append([walk.loss(stream, batch[:, 1:]) for stream in streams])
         tops.append([np.asarray(_top(walk.logits(stream))) for stream in streams])
-    top = np.concatenate([np.stack(found) for found in tops], axis=1)  # (points, n * B, T)
+    return read_out(points, np.array(losses), np.stack([np.stack(found, axis=0) for found in tops], axis=1))
+
+
+def read_out(points: list[int], losses: np.ndarray, tops: np.ndarray) -> dict[str, Any]:
+    """The results of :func:`lens` from the losses (batches, points) and the likeliest tokens (points, batches, ...)."""
     return {
         "blocks": points,
         "loss": np.mean(losses, axis=0),
-        "settled": np.mean(top == top[-1], axis=(1, 2)),
+        "settled": np.mean(tops == tops[-1], axis=tuple(range(1, tops.ndim))),
     }
 
 

@@ -1,6 +1,6 @@
 """What would a narrower residual stream lose? The model again in float32, but for its residual adds, each of them rounded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -46,12 +46,26 @@ def rounding(subject: Subject, names: Sequence[str] = tuple(FORMATS)) -> dict[st
     """
     model = in_float32(subject.model)
     context = replace(subject.context, compute=jnp.dtype("float32"))
-    told = {name: Told.of(replace(context, **_choices(*FORMATS[name]))) for name in dict.fromkeys(("float32", *names))}
-    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in told}
-    for batch in subject.batches:
+    told = {name: Told.of(replace(context, **_choices(*FORMATS[name]))) for name in FORMATS}
+
+    def run(name: str, number: int) -> Run:
+        return _run(told[name], model, jnp.asarray(subject.batches[number]))
+
+    return replayed(run, names, len(subject.batches))
+
+
+# of one batch: its loss, the stream after the last block, and the figures of each site by name
+Run = tuple[jax.Array, jax.Array, Mapping[str, Any]]
+
+
+def replayed(run: Callable[[str, int], Run], names: Sequence[str], batches: int) -> dict[str, Any]:
+    """The results of :func:`rounding`, ``run`` being the model in a format on the batch of a number."""
+    formats = tuple(dict.fromkeys(("float32", *names)))
+    sums: dict[str, list[dict[str, Any]]] = {name: [] for name in formats}
+    for number in range(batches):
         exact = None
-        for name, one in told.items():
-            nats, last, probes = _run(one, model, jnp.asarray(batch))
+        for name in formats:
+            nats, last, probes = run(name, number)
             exact = last if exact is None else exact
             error, size = float(magnitude(last - exact)), float(magnitude(exact))
             sums[name].append({"loss": float(nats), "error": error**2, "size": size**2, **jax.device_get(probes)})
@@ -91,26 +105,31 @@ def _choices(dtype: str, rounding: str) -> dict[str, Any]:
     """What the context is told: how to store, and what to measure of each add."""
 
     def store(x: jax.Array, number: Any) -> jax.Array:
-        return round_to(x, dtype, rounding, jax.random.fold_in(jax.random.key(0), number + 1))
+        return round_to(x, dtype, rounding, key_of(number))
 
     def measure(flow: Flow) -> dict[str, jax.Array]:
         if flow.kept is None or flow.update is None:
             return dict.fromkeys(FIGURES, jnp.float32(jnp.nan))
         # a gain on the stream leaves what the format does not hold, and would be rounded before the add
         kept = round_to(flow.kept, dtype)
-        after = added(flow.update, kept, dtype, rounding, jax.random.key(0))
-        return {
-            "swallowed": swallowed(flow.update, kept, after),
-            "update_error": update_error(flow.update, kept, after),
-            "signed_error": signed_error(flow.update, kept, after),
-        }
+        return lost(flow.update, kept, added(flow.update, kept, dtype, rounding, jax.random.key(0)))
 
     return {"store": store, "measure": measure}
 
 
+def key_of(number: Any) -> jax.Array:
+    """What the rounding at random of site ``number`` draws from; -1 is the embedding."""
+    return jax.random.fold_in(jax.random.key(0), number + 1)
+
+
+def lost(update: jax.Array, kept: jax.Array, after: jax.Array) -> dict[str, jax.Array]:
+    """The ``FIGURES`` of one add."""
+    found = swallowed(update, kept, after), update_error(update, kept, after), signed_error(update, kept, after)
+    return dict(zip(FIGURES, found, strict=True))
+
+
 @jax.jit
-def _run(told: Told, model: LM, batch: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-    """The loss of a batch, the stream after the last block, and the figures of each site."""
+def _run(told: Told, model: LM, batch: jax.Array) -> Run:
     context = told.context
     last, probes = model.stack(model.embedded(batch[:, :-1], context), context)
     return loss(model.logits(model.final(last, context)), batch[:, 1:]), last, probes

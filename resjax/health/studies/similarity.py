@@ -9,10 +9,10 @@ import numpy as np
 from resjax.health.geometry import angular_distance, block_influence
 from resjax.health.spectra import cka_of_pairs
 from resjax.health.studies.study import Study
-from resjax.health.studies.subject import Subject
+from resjax.health.studies.subject import Layered
 
 
-def similarity(subject: Subject) -> dict[str, Any]:
+def similarity(subject: Layered) -> dict[str, Any]:
     """How far the stream moves between any two blocks (M10, M11).
 
     Returns:

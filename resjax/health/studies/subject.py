@@ -1,6 +1,6 @@
 """What do studies look at? A model at a state, with held-out tokens, gone through as it is or altered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -18,6 +18,35 @@ from resjax.residual.connection import Measure
 MOST = 64  # blocks that a study looks at where each costs a forward pass
 FLOWS = tuple(name for name in Flow._fields if name != "stored")  # what there is without a way to store
 ENDS = ("embed_rms", "final_rms")  # probes of the model that are not of its sites
+
+
+BYTES = 256  # tokens of a model that reads texts as bytes
+
+
+class Layered(Protocol):
+    """What studies of streams ask of a model, resjax's own or not."""
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def points(self) -> list[int]:
+        """Before which blocks the stream is looked at, the depth being after the last."""
+        ...
+
+    @property
+    def sequences(self) -> np.ndarray | None:
+        """Tokens (rows, T + 1), the last of each row only a target; None where there are none."""
+        ...
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether tokens are bytes of a text."""
+        ...
+
+    def layers(self, points: Sequence[int] | None = None, rows: int | None = None) -> Iterator[jax.Array]:
+        """Before each of the ``points``, ascending, the stream (rows, T, D); of the first ``rows`` rows at least, or of all."""
+        ...
 
 
 class Origin(Protocol):
@@ -97,6 +126,15 @@ class Subject:
         return spread(self.depth + 1, self.most + 1)
 
     @property
+    def sequences(self) -> np.ndarray:
+        """Tokens (n * B, T + 1)."""
+        return self.batches.reshape(-1, self.batches.shape[-1])
+
+    @property
+    def of_bytes(self) -> bool:
+        return self.model.shape.vocab == BYTES
+
+    @property
     def context(self) -> Context:
         """Of a forward pass: evaluation."""
         return Context(step=jnp.int32(self.step), knobs=self.knobs, compute=jnp.dtype(self.compute))
@@ -128,9 +166,12 @@ class Subject:
                 seen.append(self.walk.seen(state))
             yield jnp.stack(seen)
 
-    def layers(self, points: list[int] | None = None) -> Iterator[jax.Array]:
-        """Before each of the ``points``, the stream of all tokens (n * B, T, D); see :meth:`Walk.seen`."""
-        states = [state for state, _ in self.opened()]
+    def layers(self, points: Sequence[int] | None = None, rows: int | None = None) -> Iterator[jax.Array]:
+        """Before each of the ``points``, the stream of all tokens (n * B, T, D), or of the batches with the first ``rows`` rows; see
+        :meth:`Walk.seen`.
+        """
+        batches = self.batches[: None if rows is None else -(-rows // self.batches.shape[1])]
+        states = [self.walk.open(batch[:, :-1]) for batch in batches]
         for point in self.points if points is None else points:
             states = [self.walk.to(state, point) for state in states]
             yield jnp.concatenate([self.walk.seen(state) for state in states])
