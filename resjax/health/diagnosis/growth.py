@@ -44,9 +44,10 @@ def over_depth(case: Case) -> list[Finding]:
     end, first = at_end(record), at_start(record)
     fresh = case.record.steps[0] <= 1
     own = own_profile(case, end.shape)
+    began = relative(first) if own is None and fresh and np.isfinite(relative(first)).all() else own
     found: dict[str, Finding] = {}
     for made in (
-        _judged(case, end, bounds_at_end(case, relative(first) if own is None and fresh else own), "at the end"),
+        _judged(case, end, bounds_at_end(case, began), "at the end"),
         _judged(case, first, bounds_at_start(case, own), "at the start") if fresh else [],
     ):
         for one in made:
@@ -63,7 +64,10 @@ def relative(profile: np.ndarray) -> np.ndarray:
 def own_profile(case: Case, shape: tuple[int, ...]) -> np.ndarray | None:
     """The scheme's own growth over depth at its start, (depth, sites); None where it is not known or is another network's."""
     band = start_band(case, PROBE)
-    return relative(np.sqrt(band.low * band.high)) if band is not None and band.low.shape == shape else None
+    if band is None or band.low.shape != shape:
+        return None
+    own = relative(np.sqrt(band.low * band.high))
+    return own if np.isfinite(own).all() else None
 
 
 def skips_overridden(case: Case) -> bool:
