@@ -170,7 +170,7 @@ def case_of_kept(kept: Mapping[str, Any]) -> Case:
         rows,
         summary,
         summary["stream_dtype"],
-        start={probe: np.array(drawn, np.float64) for probe, drawn in kept["start"]["figures"].items()},
+        start={probe: np.array(drawn, np.float64) for probe, drawn in kept["start"].get("figures", {}).items()},
         theory=theory,
         studies=known(kept["studies"]),
         state=summary["steps"],
@@ -261,7 +261,7 @@ def main(words: Sequence[str] | None = None) -> int:
     KEPT.mkdir(parents=True, exist_ok=True)
     for path in sorted(KEPT.glob("*.json")) if arguments.starts else []:
         kept = json.loads(path.read_text(), parse_constant=float)
-        if "start" not in kept and kept["name"] in (arguments.names or RUNS):
+        if "figures" not in kept.get("start", {}) and kept["name"] in (arguments.names or RUNS):
             path.write_text(kept_text(kept | {"start": own_start(kept["name"])}))
             print(path.stem, flush=True)
     for name in [] if arguments.set or arguments.starts else arguments.names or RUNS:

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import synthetic_run
-from resjax.health.diagnosis import ORDER, REASONS, Case, diagnose, healthy, starts
+from resjax.config.load import load
+from resjax.config.tree import to_dict
+from resjax.health.diagnosis import ORDER, REASONS, Case, Finding, diagnose, healthy, starts
 from resjax.health.diagnosis.healthy import Healthy, stretched
 from resjax.health.diagnosis.page import page
 from resjax.health.diagnosis.panels import Line, Panel, drawn, number
 from resjax.health.diagnosis.remedies import KINDS, advised
 from resjax.health.diagnosis.told import lines
 from resjax.health.reading import at_end, at_start
+from resjax.health.record import HealthRecord
 from resjax.health.series import spike_steps
 
 ROOT = Path(__file__).parent.parent
@@ -64,8 +67,6 @@ def test_nothing_is_found_where_nothing_is_wrong(arrays):
 
 
 def test_a_case_without_anything_is_unmeasured():
-    from resjax.health.record import HealthRecord
-
     empty = Case("nothing", HealthRecord())
     assert diagnose(empty).verdict == "unmeasured" and "nothing to look at" in page(diagnose(empty))
 
@@ -327,7 +328,6 @@ def test_adds_that_lose_to_one_side_are_biased(arrays):
 def test_a_truncating_add_is_told_from_a_rounding_one(way, found):
     """A12: two streams of real adds, one rounded to nearest, one cut off."""
     from resjax.health.metrics import precision_figures, round_to
-    from resjax.health.record import HealthRecord
 
     record, names = HealthRecord(), ("mean_error", "signed_error")
     for step in (1, 2, 3):
@@ -493,6 +493,31 @@ def test_remedies_keep_what_the_run_has_and_go_on_from_before_the_trouble(arrays
     pre_ln = replace(made, config=synthetic_run.config_of(DEPTH, "pre_ln"))
     assert "the norm before the branch" not in {one.what for one in advised(pre_ln, diagnose(pre_ln).findings)}
     assert len({one.what for one in advice}) == len(advice)
+
+
+def test_every_kind_has_remedies_with_a_source_that_a_configuration_takes(tmp_path):
+    spec = tmp_path / "half.py"
+    spec.write_text(
+        "from resjax.config import default\n\n\n"
+        "def get_config():\n    config = default()\n    config.residual.skip = 0.5\n    return config\n"
+    )
+    config = to_dict(load(str(spec), ()))
+    for kind, remedies in KINDS.items():
+        changes = {remedy.what: remedy.change(config) for remedy in remedies}
+        assert any(changes.values()), kind
+        for overrides in changes.values():
+            load(str(spec), overrides)
+        assert all(re.search(r"\d{4}", remedy.source) for remedy in remedies), kind
+    finding = Finding("vanishing stream", "block 3", 20, "it does")
+    made = Case("half", HealthRecord(), config, saved=(10, 50), path=str(spec))
+    first, *_ = advised(made, [finding, replace(finding, kind="entropy collapse", since=30)])
+    assert first.overrides == (("residual.skip", "1"),) and first.command.endswith(
+        f"--config={spec} --config.residual.skip=1"
+    )
+    (slower,) = [
+        one for one in advised(made, [replace(finding, kind="entropy collapse", since=30)]) if "rate" in one.what
+    ]
+    assert f"--from={spec}@10" in slower.command and "--config.optimizer.lr=" in slower.command
 
 
 def test_no_remedies_without_a_configuration(arrays):

@@ -98,7 +98,7 @@ def test_episodes_without_a_history():
 
 
 def test_lengths_of_spikes_are_in_steps_of_the_run():
-    """Logged every k steps the score has 1,000 steps before, and 10 steps join two spikes; of a run that goes on a tenth is of its whole."""
+    """Logged every k steps the score has 1,000 steps before, and 10 steps join two spikes; a tenth is of the whole run, if it goes on."""
     loss = 3 + 0.01 * noise(20_000)
     loss[np.arange(2000, 20_000, 700)] += 0.075
     for given, window in (

@@ -93,7 +93,8 @@ def rank_collapse(record: HealthRecord, state: Mapping[str, Any], step: int, wid
     few = FEW_ELEMENTS * (width or UNKNOWN_WIDTH) ** 0.5
     if largest is not None and rms is not None and (largest > few * rms).any():
         return []
-    first = len(low) - int(np.argmin(low.all(axis=1)[::-1])) if not low.all() else 0
+    whole = np.flatnonzero(~low.reshape(len(low), -1).all(axis=1))  # blocks that are not low at every site
+    first = int(whole[-1]) + 1 if len(whole) else 0
     began = step
     if "effective_rank" in record:
         rows = record["effective_rank"][:, last_blocks(len(low))].reshape(len(record), -1)
