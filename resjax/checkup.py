@@ -1,7 +1,7 @@
 """How does a run's folder become what the doctor looks at? Its probes, its losses, its scheme's own start, and studies of its state."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,14 @@ import numpy as np
 
 from resjax.errors import Refused
 from resjax.health.diagnosis.case import Case, recorded_in
+from resjax.health.diagnosis.starts import START_FIGURES
 from resjax.health.findings import section
 from resjax.health.studies import STUDIES
-from resjax.propagation.cases import build
+from resjax.models.lm import KINDS, Shape
+from resjax.propagation import cases
 from resjax.propagation.measured import measured
+from resjax.propagation.theory import curves, whole_profiles
+from resjax.residual import Init, Scheme
 from resjax.train.checkpoint import saved_steps
 from resjax.train.rebuild import Again
 from resjax.train.subject import held_out, subject_of
@@ -20,6 +24,7 @@ from resjax.watch import kept
 
 SEEDS = 2  # draws of the scheme's start that make its range
 LONGEST = 512  # tokens of a sequence that it is measured on
+PAIRS = 3e7  # pairs of tokens, at all sites together, that theory follows: a second or two
 ORDINARY = (("init.kind", "gain"), ("init.gain", "0.55"), ("init.out_scale", "none"), ("init.embed_gain", "1"))
 
 
@@ -55,10 +60,10 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
             state, found = studied(str(path), by_then, studies, notes)
         else:
             notes.append(f"no studies: there is no checkpoint{f' up to step {step}' if step else ''}")
-    first: Mapping[str, np.ndarray] = {}
+    first = Start()
     if config and start and len(case.record):
         first = start_of(str(path), config, notes)
-    return replace(case, start=first, studies=found, state=state, saved=saved)
+    return replace(case, start=first.measured, theory=first.theory, studies=found, state=state, saved=saved)
 
 
 def studied(
@@ -82,19 +87,76 @@ def studied(
     return None, found
 
 
-def start_of(folder: str, config: Mapping[str, Any], notes: list[str]) -> dict[str, np.ndarray]:
-    """The probes of this run's scheme at its start under the ordinary init, (seeds, depth, sites), on held-out text of its data."""
+@dataclass(frozen=True)
+class Start:
+    """A scheme's start under the ordinary init.
+
+    Attributes:
+      measured, theory: as :class:`Case` has ``start`` and ``theory``.
+      kinds: how often the tokens repeat that it was measured on; see :func:`repeating`.
+    """
+
+    measured: Mapping[str, np.ndarray] = field(default_factory=dict)
+    theory: Mapping[str, tuple[np.ndarray, str]] = field(default_factory=dict)
+    kinds: int = 1
+
+
+def start_of(folder: str, config: Mapping[str, Any], notes: list[str]) -> Start:
+    """The start of this run's scheme under the ordinary init, on held-out text of its data."""
     try:
-        length = ("data.length", str(min(LONGEST, section(config, "data")["length"])))
-        (one,) = build(folder, (*ORDINARY, length), None, (section(config, "model")["depth"],), SEEDS)
-        case = one.case()
-        text = held_out(Again.of(folder).pipeline, case.batch * case.length)
+        case = ordinary(folder, section(config, "model")["depth"], section(config, "data")["length"])
+        return start_on(case, held_out(Again.of(folder).pipeline, case.batch * case.length))
     except Refused as refused:
         notes.append(f"the scheme's own start was not measured: {refused}")
-        return {}
+        return Start()
+
+
+def ordinary(spec: str, depth: int, length: int, overrides: Sequence[tuple[str, str]] = ()) -> cases.Case:
+    """The network of a configuration under the ordinary init, to be measured on sequences of at most ``LONGEST`` tokens.
+
+    Raises:
+      Refused: it cannot be had, or is too large.
+    """
+    fields = (*overrides, *ORDINARY, ("data.length", str(min(LONGEST, length))))
+    (plan,) = cases.build(spec, fields, None, (depth,), SEEDS)
+    return plan.case()
+
+
+def start_on(case: cases.Case, text: np.ndarray) -> Start:
+    """Its start, on the first of the batches (n, B, T + 1) of ``text``: probes (seeds, depth, sites), and what theory expects.
+
+    Raises:
+      Refused: the text is too short.
+    """
     rows = text.reshape(-1, text.shape[-1])
     if rows.shape[1] < case.length + 1 or len(rows) < case.batch:
-        notes.append("the scheme's own start was not measured: the held-out text is too short")
-        return {}
+        raise Refused("the held-out text is too short")
     batch = np.ascontiguousarray(rows[: case.batch, : case.length + 1]).astype(np.int32)
-    return measured(case, [batch] * SEEDS).sites
+    kinds = repeating(batch)
+    theory = theory_of(case.config, case.scheme, case.parts.shape, case.length, kinds)
+    return Start(measured(case, [batch] * SEEDS).sites, theory, kinds)
+
+
+def theory_of(config: Any, scheme: Scheme, shape: Shape, length: int, kinds: int) -> dict[str, tuple[np.ndarray, str]]:
+    """What theory expects of a network's start, by figure of the start, (depth, sites), and which curve that is.
+
+    Of long sequences it follows the first part.
+
+    Args:
+      kinds: of tokens, drawn evenly, which repeat as often as the tokens that the network reads; see :func:`repeating`.
+    """
+    start, sites = config.init, shape.depth * len(KINDS)
+    init = Init(start.kind, start.std, start.gain, start.out_scale, start.embed_gain)
+    found, _ = curves(scheme, replace(shape, vocab=kinds), init, max(2, min(length, round((PAIRS / sites) ** 0.5))))
+    whole = whole_profiles(found)
+    return {
+        name: (whole[name].values, f"{whole[name].name}; {whole[name].source}")
+        for name in START_FIGURES
+        if name in whole
+    }
+
+
+def repeating(tokens: np.ndarray) -> int:
+    """How many kinds of tokens, drawn evenly, repeat as often as these: one over the chance that two are the same."""
+    shares = np.bincount(tokens.reshape(-1)) / tokens.size
+    return max(1, round(1 / float(np.sum(np.square(shares)))))

@@ -210,13 +210,13 @@ def chosen(again: "Again", number: int) -> Spike:
     Raises:
       Refused: there is none.
     """
-    from resjax.health.series import spike_episodes
+    from resjax.health.series import spacing, spike_episodes
 
     rows = [row for row in again.rows if "loss" in row]
     step = [row["step"] for row in rows]
     found = [
         Spike(step[one.first], step[one.last], step[one.top], one.before, one.peak - one.before, one.outcome)
-        for one in spike_episodes([row["loss"] for row in rows])
+        for one in spike_episodes([row["loss"] for row in rows], every=spacing(step))
     ]
     if not 1 <= number <= len(found):
         listed = "; ".join(f"{i} at step {one.peak}" for i, one in enumerate(found, 1))

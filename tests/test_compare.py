@@ -17,8 +17,8 @@ from resjax.health.comparison import compare, labels, read, settings
 from resjax.health.comparison.charts import by_depth, over_steps
 from resjax.health.comparison.page import DASHES, HUES, page
 from resjax.health.comparison.told import groups, print_comparison
-from resjax.health.findings import at_end
 from resjax.health.page import made_by
+from resjax.health.reading import at_end
 from resjax.health.record import HealthRecord
 from resjax.train.writers import parse
 from runs import ROOT, environment, files

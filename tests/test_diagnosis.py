@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 
 import synthetic_run
-from resjax.health.diagnosis import ORDER, REASONS, Case, diagnose, healthy, profiles
+from resjax.config.load import load
+from resjax.config.tree import to_dict
+from resjax.health.diagnosis import ORDER, REASONS, Case, Finding, diagnose, healthy, starts
 from resjax.health.diagnosis.healthy import Healthy, stretched
 from resjax.health.diagnosis.page import page
 from resjax.health.diagnosis.panels import Line, Panel, drawn, number
 from resjax.health.diagnosis.remedies import KINDS, advised
-from resjax.health.findings import at_end, at_start
+from resjax.health.diagnosis.told import lines
+from resjax.health.reading import at_end, at_start
+from resjax.health.record import HealthRecord
+from resjax.health.series import spike_steps
 
+ROOT = Path(__file__).parent.parent
 DEPTH, ROWS = 12, 31
 
 
@@ -60,8 +67,6 @@ def test_nothing_is_found_where_nothing_is_wrong(arrays):
 
 
 def test_a_case_without_anything_is_unmeasured():
-    from resjax.health.record import HealthRecord
-
     empty = Case("nothing", HealthRecord())
     assert diagnose(empty).verdict == "unmeasured" and "nothing to look at" in page(diagnose(empty))
 
@@ -86,6 +91,31 @@ def test_spikes_are_one_finding_with_their_outcomes(arrays):
     found = only(case(arrays, losses))
     assert found.kind == "loss spikes" and "2 (2 recovered)" in found.evidence and found.since == 1000
     assert found.where == "steps 1000, 3000" or found.where.startswith("steps 10")
+
+
+def test_the_score_is_told_and_lengths_are_of_the_run(arrays):
+    """M7: 7 deviations from the mean of a tenth of the run; a tenth of it is the time to come back; 10 steps make two spikes one."""
+    losses = curve(400)
+    losses[200], losses[202] = losses[200] + 3, losses[202] + 3
+    found = only(with_steps(case(arrays, losses), 3991))
+    share = 100 * len(spike_steps(losses, every=10)) / 400
+    assert (
+        "2 (2 recovered)" in found.evidence and f"spike score {share:.2g} % of the 400 logged losses" in found.evidence
+    )
+    assert share == 0.25  # the second is not seen beside the first
+    losses[200:] += 3  # does not come back
+    assert "1 (1 fatal)" in only_kind(with_steps(case(arrays, losses), 3991), "loss spikes").evidence
+    assert "1 (1 not over)" in only_kind(with_steps(case(arrays, losses), 39910), "loss spikes").evidence
+
+
+def with_steps(case_, steps):
+    config = {**case_.config, "train": {**case_.config["train"], "steps": steps}}
+    return replace(case_, config=config)
+
+
+def only_kind(case_, kind):
+    (found,) = [one for one in diagnose(case_).findings if one.kind == kind]
+    return found
 
 
 def test_a_nan_loss_is_a_fatal_spike_or_divergence_not_left_out(arrays):
@@ -147,14 +177,48 @@ def test_a_site_that_rises_while_the_others_fall(arrays):
     assert (found.kind, found.where) == ("restless layers", "mlp of block 7") and "rises while" in found.evidence
 
 
+@pytest.mark.parametrize(
+    "rising, falling, found",
+    [
+        ([(2, 0), (7, 1)], (0, 1), "attention of block 2; mlp of block 7"),
+        ([(2, 0)], (0,), "attention of block 2"),
+        ([(2, 0)], (1,), ""),  # of its own kind the others are still
+        ([(block, 1) for block in range(DEPTH)], (0,), ""),  # and here they rise too
+        ([], (0, 1), ""),
+    ],
+)
+def test_what_rises_is_told_by_site_beside_its_own_kind(arrays, rising, falling, found):
+    done = np.linspace(0, 1, ROWS)[:, None]
+    ratio = np.repeat(arrays["update_ratio"][-1:], ROWS, 0).astype(np.float64)
+    for site in falling:
+        ratio[..., site] *= np.exp(-0.6 * done)
+    for block, site in rising:
+        ratio[:, block, site] = ratio[0, block, site] * np.exp(0.9 * done[:, 0])
+    arrays["update_ratio"] = ratio.astype(np.float32)
+    told = [one for one in diagnose(case(arrays)).findings if one.kind == "restless layers"]
+    assert [one.where for one in told] == ([found] if found else [])
+    assert all(one.figure == "trend of the update ratio" and one.value > one.range[1] for one in told)
+
+
 def test_a_stream_that_outgrows_every_healthy_run_is_steps_too_large(arrays):
     arrays["stream_rms"] *= np.exp(5 * np.minimum(1, np.arange(ROWS) / 10))[:, None, None].astype(np.float32)
     found = next(one for one in diagnose(case(arrays)).findings if one.kind == "steps too large")
     assert 20 < found.since < 100 and "rate 0.003" in found.evidence and found.value > found.range[1]
 
 
+def test_of_a_stream_that_few_updates_make_too_large_these_are_named(arrays):
+    grown = np.geomspace(1, 300, ROWS)
+    arrays["update_rms"][:, 4, 1] *= grown
+    arrays["stream_rms"][:, 4, 1] *= grown
+    arrays["stream_rms"][:, 5:] *= grown[:, None, None]
+    found = only_kind(case(arrays), "steps too large")
+    assert found.where == "mlp of block 4" and "these sites alone" in found.evidence and found.at.sum() == 1
+    arrays["update_rms"][:] *= grown[:, None, None]
+    assert only_kind(case(arrays), "steps too large").where == "most sites"
+
+
 def start_of(arrays):
-    return {name: np.stack([arrays[name][0], 1.2 * arrays[name][0]]) for name in profiles.START_FIGURES}
+    return {name: np.stack([arrays[name][0], 1.2 * arrays[name][0]]) for name in starts.START_FIGURES}
 
 
 @pytest.mark.parametrize(
@@ -166,13 +230,90 @@ def test_a_start_that_is_not_the_schemes_own(arrays, probe, factor, kind):
     changed = {**arrays, probe: arrays[probe].copy()}
     changed[probe][0] *= factor
     record = synthetic_run.record_of(changed, every=1)
-    found = [one for one in profiles.examined(replace(case(arrays, start=own), record=record)) if "start" in one.kind]
+    found = starts.examined(replace(case(arrays, start=own), record=record))
     assert [one.kind for one in found] == [kind] and found[0].figure == probe
     assert found[0].value < found[0].range[0] if factor < 1 else found[0].value > found[0].range[1]
 
 
+def test_theory_is_the_range_of_a_start_where_there_is_one(arrays):
+    """Else what was measured; and the page says which it was."""
+    measured = {name: 100 * drawn for name, drawn in start_of(arrays).items()}  # out of range by itself
+    theory = {
+        name: (1.4 * arrays[name][0].astype(np.float64), "mean field; Somebody 2020") for name in starts.START_FIGURES
+    }
+    record = synthetic_run.record_of(arrays, every=1)
+    made = replace(case(arrays, start=measured), record=record)
+    assert "as measured" in starts.examined(made)[0].source
+    assert starts.examined(replace(made, theory=theory)) == []
+    part = replace(made, theory={"update_rms": theory["update_rms"]})
+    assert [one.figure for one in starts.examined(part)] == ["stream_rms"]
+    text = page(diagnose(part))
+    assert "start by its closed form, changed" in text and "start as measured, changed" in text
+    changed = {**arrays, "update_rms": arrays["update_rms"].copy()}
+    changed["update_rms"][0] /= 10
+    far = replace(made, record=synthetic_run.record_of(changed, every=1), theory=theory)
+    (found,) = starts.examined(far)
+    assert found.kind == "small start" and "closed form" in found.source and "Somebody 2020" in found.source
+
+
 def test_the_schemes_own_start_is_no_finding(arrays):
     assert kinds(case(arrays, start=start_of(arrays))) == []
+
+
+def grown(arrays, factor, rows=slice(None)):
+    """The stream's RMS with a slope over depth: the last site's is ``factor`` times what it was."""
+    slope = np.geomspace(1, factor, 2 * DEPTH).reshape(DEPTH, 2)
+    arrays["stream_rms"] = arrays["stream_rms"].copy()
+    arrays["stream_rms"][rows] *= slope.astype(np.float32)
+    return arrays
+
+
+@pytest.mark.parametrize("factor, kind", [(1e-4, "vanishing stream"), (1e3, "exploding stream")])
+def test_a_stream_that_vanishes_or_explodes_over_depth(arrays, factor, kind):
+    own = start_of(arrays)
+    found = only_kind(case(grown(arrays, factor), start=own), kind)
+    assert "mlp of blocks" in found.where and "-11" in found.where and "block 0, attention" in found.evidence
+    low, high = found.range
+    assert found.value < low if kind == "vanishing stream" else found.value > high
+    assert found.at[-1].all() and not found.at[0].any() and "the start" in found.source
+
+
+def test_a_profile_is_told_since_it_is_out_of_range(arrays):
+    own = start_of(arrays)
+    found = only_kind(case(grown(arrays, 1e-4, slice(20, None)), start=own), "vanishing stream")
+    assert found.since == 200 and "at the end" in found.evidence
+
+
+def test_a_start_that_explodes_is_told_though_training_mends_it(arrays):
+    own = start_of(arrays)
+    record = synthetic_run.record_of(grown(arrays, 3e3, slice(0, 1)), every=1)
+    found = only_kind(replace(case(arrays, start=own), record=record), "exploding stream")
+    assert "at the start" in found.evidence and found.step == found.since == 0
+
+
+def test_growth_that_is_the_schemes_own_is_none(arrays):
+    own = start_of(grown(arrays, 5e-3))
+    assert not {"vanishing stream", "exploding stream"} & {*kinds(case(arrays, start=own))}
+    assert not {"vanishing stream", "exploding stream"} & {*kinds(case(grown(arrays, 2e5), start=start_of(arrays)))}
+
+
+def test_skips_that_the_configuration_changes_are_no_guide(arrays):
+    """Its own start vanishes alike, and is told all the same; of a model that is not ours the stream may grow by any factor."""
+    own = start_of(grown(arrays, 1e-4))
+    made = case(arrays, start=own)
+    changed = replace(made, config=synthetic_run.config_of(DEPTH, skip=0.5))
+    assert only_kind(changed, "vanishing stream").range[0] == 0.01
+    theirs = replace(case(grown(arrays, 1e7)), config={}, start={})
+    assert "exploding stream" not in kinds(theirs)
+    vanished = replace(case(grown(arrays, 1e-12)), config={}, start={})
+    assert "vanishing stream" in kinds(vanished)
+
+
+def test_a_stream_without_a_size_has_no_profile(arrays):
+    arrays["stream_rms"][:] = 0
+    assert not {"vanishing stream", "exploding stream"} & {*kinds(case(arrays))}
+    arrays["stream_rms"][:] = np.nan
+    assert not {"vanishing stream", "exploding stream"} & {*kinds(case(arrays))}
 
 
 def test_adds_that_lose_to_one_side_are_biased(arrays):
@@ -187,7 +328,6 @@ def test_adds_that_lose_to_one_side_are_biased(arrays):
 def test_a_truncating_add_is_told_from_a_rounding_one(way, found):
     """A12: two streams of real adds, one rounded to nearest, one cut off."""
     from resjax.health.metrics import precision_figures, round_to
-    from resjax.health.record import HealthRecord
 
     record, names = HealthRecord(), ("mean_error", "signed_error")
     for step in (1, 2, 3):
@@ -200,14 +340,45 @@ def test_a_truncating_add_is_told_from_a_rounding_one(way, found):
     assert kinds(Case("adds", record, dtype="bfloat16")) == found
 
 
-def test_attention_that_sees_one_key_is_saturated(arrays):
+def with_attention(arrays, entropy, logit):
     nothing = np.full_like(arrays["update_ratio"], np.nan)
     arrays["attention_entropy"], arrays["attention_largest_logit"] = nothing.copy(), nothing.copy()
-    arrays["attention_entropy"][..., 0], arrays["attention_largest_logit"][..., 0] = 0.4, 12
+    arrays["attention_entropy"][..., 0], arrays["attention_largest_logit"][..., 0] = entropy, logit
+    return arrays
+
+
+def test_attention_that_sees_one_key_is_saturated(arrays):
+    with_attention(arrays, 0.4, 12)
     assert kinds(case(arrays)) == []
-    arrays["attention_entropy"][20:, 3, 0], arrays["attention_largest_logit"][20:, 3, 0] = 0.003, 300
+    arrays["attention_entropy"][20:, 3, 0], arrays["attention_largest_logit"][20:, 3, 0] = 0.1, 300
     found = only(case(arrays))
     assert (found.kind, found.where, found.since) == ("saturated attention", "attention of block 3", 200)
+
+
+def test_an_entropy_near_0_is_a_collapse_whatever_the_logits(arrays):
+    with_attention(arrays, 0.4, 12)
+    arrays["attention_entropy"][15:, 3:5, 0] = 0.06
+    assert kinds(case(arrays)) == []
+    arrays["attention_entropy"][15:, 3:5, 0] = 0.01
+    arrays["attention_entropy"][15:, 4, 0] = 0.002
+    found = only(case(arrays))
+    assert (found.kind, found.where, found.since) == ("entropy collapse", "attention of blocks 3-4", 150)
+    assert found.value < 0.0021 < found.range[0] and "2 of 12 attentions" in found.evidence
+    arrays["attention_largest_logit"][15:, 3, 0] = 900
+    assert kinds(case(arrays)) == ["entropy collapse", "saturated attention"]
+    state = {name: arrays[name][-1] for name in ("attention_entropy", "attention_largest_logit")}
+    bare = {name: value for name, value in arrays.items() if name not in state}
+    assert kinds(case(bare, studies={"probes": state}, state=300)) == ["entropy collapse", "saturated attention"]
+
+
+def test_uniform_attention_is_a_fault_where_it_is_everywhere_and_stays(arrays):
+    made = with_steps(case(with_attention(arrays, 0.999, 0.1)), 300)
+    found = only(made)
+    assert (found.kind, found.since) == ("uniform attention", 0) and found.value > found.range[1]
+    assert kinds(with_steps(made, 1000)) == []  # early in a run attention is as it started
+    assert kinds(replace(made, config={})) == []  # nor is it known how far a model that is not ours has come
+    arrays["attention_entropy"][:, 7, 0] = 0.9  # one that has learned where to look
+    assert kinds(with_steps(case(arrays), 300)) == []
 
 
 def test_branches_that_never_opened_are_dead_where_the_others_have(arrays):
@@ -258,7 +429,49 @@ def test_massive_activations_and_costly_rounding(arrays):
     assert states_found(arrays, {"rounding": overflow}, dtype="float16") == ["costly rounding"]
 
 
+# ---- the rule of 0.01 to 0.1
+
+
+def test_the_rule_is_held_against_the_findings_site_by_site(arrays):
+    ratio = arrays["update_ratio"]
+    ratio[:] = ratio / ratio.mean(axis=0) * 0.05  # all inside
+    ratio[:, 2, 0] *= 6  # above, and no finding
+    ratio[:, 3, 1] = 5e-4  # below, and dead
+    ratio[15:, 6, 1] *= 400  # above, and rewriting
+    ratio[:, 8, 0] *= np.exp(np.random.default_rng(2).normal(0, 0.6, ROWS)) * 0.9  # inside, and restless
+    diagnosis = diagnose(case(arrays))
+    assert {one.kind for one in diagnosis.findings} == {"dead branches", "rewriting layers", "restless layers"}
+    found = diagnosis.claimed
+    assert (found["below"], found["inside"], found["above"], found["agrees"]) == (1, 21, 2, 22)
+    assert found["outside_without_finding"] == "attention of block 2"
+    assert found["inside_with_finding"] == "attention of block 8"
+    words = "it agrees with the findings at 22 of 24 sites, and does not at those outside without a finding: attention of block 2"
+    said = "\n".join(lines(diagnosis))
+    assert (
+        "1 sites below, 21 inside, 2 above" in said
+        and words in said
+        and "inside with a finding: attention of block 8" in said
+    )
+    assert words in page(diagnosis)
+
+
+def test_where_the_rule_agrees_everywhere_no_site_is_named(arrays):
+    arrays["update_ratio"][:] = arrays["update_ratio"] / arrays["update_ratio"].mean(axis=0) * 0.05
+    diagnosis = diagnose(case(arrays))
+    assert diagnosis.claimed["agrees"] == 24 and "at 24 of 24 sites." in "\n".join(lines(diagnosis))
+    arrays["update_ratio"][:] = np.nan
+    assert diagnose(case(arrays)).claimed is None
+
+
 # ---- ranges, remedies, page
+
+
+def test_the_page_of_the_doctor_tells_of_every_kind():
+    """A row each, and none of a kind that does not exist."""
+    text = (ROOT / "docs" / "doctor.md").read_text()
+    rows = text[text.index("| finding |") :].partition("\n\n")[0].splitlines()[2:]
+    told = [name.strip() for row in rows for name in row.split("|")[1].split(",")]
+    assert sorted(told) == sorted(ORDER)
 
 
 def test_profiles_are_stretched_by_share_of_depth():
@@ -280,6 +493,31 @@ def test_remedies_keep_what_the_run_has_and_go_on_from_before_the_trouble(arrays
     pre_ln = replace(made, config=synthetic_run.config_of(DEPTH, "pre_ln"))
     assert "the norm before the branch" not in {one.what for one in advised(pre_ln, diagnose(pre_ln).findings)}
     assert len({one.what for one in advice}) == len(advice)
+
+
+def test_every_kind_has_remedies_with_a_source_that_a_configuration_takes(tmp_path):
+    spec = tmp_path / "half.py"
+    spec.write_text(
+        "from resjax.config import default\n\n\n"
+        "def get_config():\n    config = default()\n    config.residual.skip = 0.5\n    return config\n"
+    )
+    config = to_dict(load(str(spec), ()))
+    for kind, remedies in KINDS.items():
+        changes = {remedy.what: remedy.change(config) for remedy in remedies}
+        assert any(changes.values()), kind
+        for overrides in changes.values():
+            load(str(spec), overrides)
+        assert all(re.search(r"\d{4}", remedy.source) for remedy in remedies), kind
+    finding = Finding("vanishing stream", "block 3", 20, "it does")
+    made = Case("half", HealthRecord(), config, saved=(10, 50), path=str(spec))
+    first, *_ = advised(made, [finding, replace(finding, kind="entropy collapse", since=30)])
+    assert first.overrides == (("residual.skip", "1"),) and first.command.endswith(
+        f"--config={spec} --config.residual.skip=1"
+    )
+    (slower,) = [
+        one for one in advised(made, [replace(finding, kind="entropy collapse", since=30)]) if "rate" in one.what
+    ]
+    assert f"--from={spec}@10" in slower.command and "--config.optimizer.lr=" in slower.command
 
 
 def test_no_remedies_without_a_configuration(arrays):

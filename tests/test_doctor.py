@@ -13,9 +13,10 @@ import pytest
 import runs
 import synthetic_run
 from resjax import doctor
-from resjax.checkup import case_of
+from resjax.checkup import case_of, repeating
 from resjax.config.load import load
 from resjax.health.diagnosis import diagnose
+from resjax.health.diagnosis.starts import START_FIGURES, start_band
 from resjax.health.record import HealthRecord
 from resjax.health.studies import STUDIES
 from resjax.train.writers import parse
@@ -71,9 +72,7 @@ def test_json_is_what_the_file_holds_and_nothing_else(copy, capfd):
 def test_check_exits_with_1_where_there_are_findings_only(troubled, copy, capfd, monkeypatch):
     assert said(capfd, troubled, "--check", "--studies=none")[0] == 1
     assert said(capfd, troubled, "--studies=none")[0] == 0
-    monkeypatch.setattr("resjax.health.diagnosis.course.examined", lambda case: [])
-    monkeypatch.setattr("resjax.health.diagnosis.profiles.examined", lambda case: [])
-    monkeypatch.setattr("resjax.health.diagnosis.examine", lambda *_: {"verdict": "healthy", "findings": []})
+    monkeypatch.setattr("resjax.health.diagnosis.merged", lambda found: [])
     assert said(capfd, copy, "--check", "--studies=none")[0] == 0
 
 
@@ -195,11 +194,20 @@ def test_the_first_value_that_is_not_finite_is_named(tmp_path, capfd):
     assert "resjax.replay" in out
 
 
+def test_tokens_repeat_as_often_as_so_many_kinds_drawn_evenly():
+    assert repeating(np.arange(7)) == 7 and repeating(np.full(5, 3)) == 1
+    assert repeating(np.random.default_rng(0).integers(0, 32, (64, 64))) == 32
+    assert repeating(np.repeat([1, 2, 3], [8, 1, 1])) == 2  # 1 / 0.66
+
+
 def test_every_study_speaks_json_and_is_drawn_or_left_out(whole):
     case = case_of(str(whole), studies=tuple(STUDIES), start=True)
     missing = set(STUDIES) - set(case.studies)
     assert all(any(f"'{name}'" in note for note in case.notes) for name in missing)
     assert len(case.studies) >= 10 and case.start["update_ratio"].shape == (2, 2, 2)
+    for name, (values, _) in case.theory.items():  # width 8, and all the same within a factor of 2
+        assert values.shape == (2, 2) and (np.abs(np.log2(case.start[name].mean(axis=0) / values)) < 1).all(), name
+    assert set(case.theory) == set(START_FIGURES) and "closed form" in start_band(case, "update_rms").source
     from resjax.health.diagnosis.page import page
     from resjax.train.writers import to_json
 

@@ -13,6 +13,7 @@ from resjax.health.metrics import (
     spike_steps,
     steps_to_target,
 )
+from resjax.health.series import spacing
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:
@@ -94,6 +95,34 @@ def test_episodes_without_a_history():
     assert spike_episodes(start) == [Episode(0, 0, pytest.approx(np.nan, nan_ok=True), np.inf, 0, 1, "recovered")]
     (whole,) = spike_episodes(np.full(100, np.nan))
     assert (whole.first, whole.last, whole.outcome) == (0, 99, "fatal")
+
+
+def test_lengths_of_spikes_are_in_steps_of_the_run():
+    """Logged every k steps the score has 1,000 steps before, and 10 steps join two spikes; a tenth is of the whole run, if it goes on."""
+    loss = 3 + 0.01 * noise(20_000)
+    loss[np.arange(2000, 20_000, 700)] += 0.075
+    for given, window in (
+        (dict(), 1000),
+        (dict(every=10), 100),
+        (dict(every=10, whole=500), 50),
+        (dict(whole=5000), 500),
+    ):
+        assert spike_steps(loss, **given).tolist() == spike_steps(loss, window=window).tolist(), given
+        assert spike_score(loss, **given) == spike_score(loss, window=window), given
+    assert spike_score(loss, window=1000) != spike_score(loss, window=50)
+    loss = curve()
+    loss[[100, 101, 106]] += 3
+    assert [(one.first, one.last) for one in spike_episodes(loss)] == [(100, 106)]
+    assert [(one.first, one.last) for one in spike_episodes(loss, every=10)] == [(100, 101), (106, 106)]
+    assert [(one.first, one.last) for one in spike_episodes(loss, every=100)] == [(100, 101), (106, 106)]
+    loss[300:] += 1.5
+    assert [spike_episodes(loss, whole=whole)[-1].outcome for whole in (None, 700, 800, 4000)] == [
+        "fatal",
+        "fatal",
+        "open",
+        "open",
+    ]
+    assert spacing([1, 11, 21, 41]) == 10 and spacing([7]) == spacing([]) == 1
 
 
 # ---- grids and targets (M8, M19)

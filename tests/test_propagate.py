@@ -25,7 +25,7 @@ from resjax.propagation.branches import NoTheory
 from resjax.propagation.closed import closed_forms
 from resjax.propagation.meanfield import expected
 from resjax.propagation.measured import GEOMETRY, geometry
-from resjax.propagation.theory import curves
+from resjax.propagation.theory import curves, whole_profiles
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults
 from resjax.train.writers import from_json, parse
 from runs import ROOT, files
@@ -280,7 +280,7 @@ def test_a_start_from_data_is_honoured(config):
 # ------------------------------------------------------------------ theory
 
 WIDE = dict(model__width=128, model__heads=4, data__length=32, data__batch=4)
-ERROR = {"stream_rms": 0.05, "update_ratio": 0.10, "stream_grad": 0.15}
+ERROR = {"stream_rms": 0.05, "update_rms": 0.10, "update_ratio": 0.10, "stream_grad": 0.15}
 
 
 SLOW = ("post_ln", "plain", "tfixup", "dyt", "derf", "completep", "normformer", "subln", "parallel", "hybrid_norm")
@@ -303,14 +303,43 @@ def test_mean_field_theory_agrees_with_what_is_measured(name, config):
     (depth,) = result.study(made, found).depths
     assert not depth.no_mean_field
     theory = {one.quantity: one.values for one in depth.theory if one.name == "mean field"}
-    for probe in ("stream_rms", "update_ratio", "token_cosine", "stream_grad"):
+    for probe in ("stream_rms", "update_rms", "update_ratio", "token_cosine", "stream_grad"):
         got, want = depth.profiles[probe].mean, theory[probe]
-        if probe == "token_cosine":
+        if probe == "update_rms" and name == "hyper_connections":  # nor has each of several an update of its own
+            assert np.isnan(want).all()
+        elif probe == "token_cosine":
             np.testing.assert_allclose(got, want, atol=0.06, err_msg=probe)
         elif not (probe == "stream_grad" and name == "hyper_connections"):  # each of several streams has its own
             error = ERROR[probe] * (2 if name == "plain" else 1)
             np.testing.assert_allclose(got, want, rtol=error, atol=1e-6, err_msg=probe)
     assert np.isnan(theory["update_ratio"]).all() == (name == "plain")
+
+
+def test_theory_knows_the_gain_of_the_embedding(config):
+    by_gain = []
+    for gain in (1, 20):
+        (plan,) = cases.build(str(config), [("init.embed_gain", str(gain))], "pre_ln", (2,), 1)
+        nothing = measured.Measured(
+            {name: np.ones((1, 2, 2)) for name in measured.SITE}, {name: np.ones(1) for name in measured.ENDS}, 0.0, 0.0
+        )
+        (depth,) = result.study([plan.case()], [nothing]).depths
+        by_gain.append({one.quantity: one.values for one in depth.theory if one.name == "mean field"})
+    small, large = by_gain
+    assert (large["stream_rms"][0, 0] / small["stream_rms"][0, 0]) > 15
+    np.testing.assert_allclose(
+        large["update_rms"][0, 0], small["update_rms"][0, 0], rtol=0.01
+    )  # it reads a normalised stream
+
+
+@pytest.mark.parametrize("name, want", [("pre_ln", 4), ("ngpt", 1), ("attnres", 0), ("plain", 3)])
+def test_one_whole_profile_a_quantity(name, want):
+    """A value at every site; bounds, and what is told as a proportion, are none; mean field before others."""
+    sizes = shape(depth=3)
+    found = whole_profiles(curves(CATALOGUE[name], sizes, UNIT, sizes.length)[0])
+    assert len(found) == want and all(
+        np.isfinite(one.values).all() and one.values.shape == (3, 2) for one in found.values()
+    )
+    assert name == "ngpt" or all(one.name == "mean field" for one in found.values())
 
 
 def shape(**fields):

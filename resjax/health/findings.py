@@ -4,24 +4,20 @@ The ratio band 0.01 to 0.1 that is often called healthy is not a criterion: well
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from resjax.health.collapse import rank_collapse, token_collapse
+from resjax.health.reading import Finding, at_end, at_sites, at_start, first_row, measured, said, since, span
 from resjax.health.record import HealthRecord
 
-# "At the end" is the median of this many last rows: one odd batch is no finding.
-LAST_ROWS = 5
 # An update a thousand times smaller than the stream turns it by 0.06 degrees: without it next to nothing changes.
 DEAD_RATIO = 1e-3
 # A bfloat16 add loses 2 % of the elements at a ratio of 0.1 and 17 % at 0.01; what it stores is off by as much.
 SWALLOWED_SHARE = 0.1
-# Tokens of one sequence within 11 degrees of one another: the model can tell frequencies, hardly tokens.
-COLLAPSED_COSINE = 0.98
-# "The last blocks": where a collapse reaches the head. Blocks before may pass through high values and recover.
-LAST_BLOCKS = 0.1
 # Trained streams hold a few large elements (thousands); beyond this half precision nears its end.
 LARGEST = 1e4
 # One more doubling and the stream overflows.
@@ -36,7 +32,6 @@ SCALE_FIELDS = ("scale", "at")
 NON_FINITE = "non-finite value"
 _NAMED_FIELDS = re.compile(r" \((?:residual\.at|(?:init|model|precision|health)\.\w+(?:=\w+)?(?:, )?)+\)")
 BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
-Finding = dict[str, Any]
 
 
 def examine(
@@ -57,12 +52,33 @@ def examine(
     """
     if not len(record):
         return {"verdict": "unmeasured", "findings": []}
-    config = config or {}
+    findings = [{k: v for k, v in one.items() if k != "at"} for one in looked_for(record, config or {}, stream_dtype)]
+    return {"verdict": "findings" if findings else "healthy", "findings": findings}
+
+
+def looked_for(
+    record: HealthRecord,
+    config: Mapping[str, Any],
+    stream_dtype: str | None = None,
+    state: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    apart: str = "",
+) -> list[Finding]:
+    """The findings of :func:`examine`, each with ``at``, the sites (block, site) that it speaks of, where it names some.
+
+    Args:
+      state: probes of a state that was studied, which say of tokens what the record does not.
+      step: of that state; by default the last recorded one.
+      apart: what shows besides that tokens reach the head apart, in words.
+    """
     dtype = str(stream_dtype or section(config, "precision").get("stream") or "float32")
+    state = state or {}
+    step = step if step is not None else int(record.steps[-1]) if len(record) else 0
     found = [
         non_finite(record),
         stream_blow_up(record, dtype),
-        token_collapse(record),
+        token_collapse(record, state, step, apart),
+        rank_collapse(record, state, step, section(config, "model").get("width")),
         gradient_spread(record),
         dead_branches(record, config),
         swallowed_updates(record, dtype),
@@ -70,7 +86,7 @@ def examine(
     findings = [finding for group in found for finding in group]
     if not section(config, "residual").get("name"):
         findings = [finding | {"advice": for_any_model(finding["advice"])} for finding in findings]
-    return {"verdict": "findings" if findings else "healthy", "findings": findings}
+    return findings
 
 
 def for_any_model(advice: str) -> str:
@@ -104,7 +120,7 @@ def non_finite(record: HealthRecord) -> list[Finding]:
     """
     forward = record["finite"] < 1 if "finite" in record else None
     backward = next((bad_cells(record, name) for name in BACKWARD[:2] if name in record), None)
-    first_forward, first_backward = _first_row(forward), _first_row(backward)
+    first_forward, first_backward = first_row(forward), first_row(backward)
     findings = []
     if (
         backward is not None
@@ -143,7 +159,7 @@ def located(health: Mapping[str, Any], nonfinite: Mapping[str, Any] | None) -> d
     findings = [dict(finding) for finding in health["findings"]]
     mine = [finding for finding in findings if (finding["kind"], finding["step"]) == (NON_FINITE, step)]
     if not mine:
-        mine = [_finding(NON_FINITE, "", step, "", "")]
+        mine = [said(NON_FINITE, "", step, "", "")]
         findings = mine + findings
     mine[0]["where"] = first["where"] if first else mine[0]["where"] or "not located"
     mine[0]["evidence"] = "; ".join(filter(None, (nonfinite["where"], mine[0]["evidence"])))
@@ -160,7 +176,7 @@ def _non_finite_at(
         f"the first place to go wrong; non-finite in this step: {int(cells.sum())} of {cells.size} places measured "
         f"{direction}"
     )
-    return _finding(NON_FINITE, f"block {place[0]}{site}, {direction}", step, evidence, advice)
+    return said(NON_FINITE, f"block {place[0]}{site}, {direction}", step, evidence, advice)
 
 
 def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Finding]:
@@ -178,14 +194,14 @@ def dead_branches(record: HealthRecord, config: Mapping[str, Any]) -> list[Findi
     below = ratio < DEAD_RATIO
     steps = np.array([record.steps[since(below[:, block, site])] for block, site in np.argwhere(dead)])
     when = f"since step {steps.min()}" + (f", all since step {steps.max()}" if steps.max() > steps.min() else "")
-    evidence = f"update/stream ratio {_span(end[dead])} at the end, below {DEAD_RATIO:g} {when}"
+    evidence = f"update/stream ratio {span(end[dead])} at the end, below {DEAD_RATIO:g} {when}"
     advice = (
         "Test whether they matter: fork the run with their scale at 0 (residual.at) and compare the held-out loss. "
         "If they do not, the depth is wasted: a smaller stream (embedding, norm gain), a larger branch scale or "
         "output init, layer-norm scaling, or fewer blocks."
     )
     found = measured("update_ratio", end[dead].min(), (DEAD_RATIO, None), steps.min())
-    return _at_sites("dead branches", dead, record, evidence, advice, found)
+    return at_sites("dead branches", dead, record, evidence, advice, found)
 
 
 def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
@@ -194,7 +210,7 @@ def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
         return []
     end = at_end(record["swallowed"])
     lost = end > SWALLOWED_SHARE
-    evidence = f"{_span(100 * end[lost])} % of the update's elements leave no trace in the {dtype} stream"
+    evidence = f"{span(100 * end[lost])} % of the update's elements leave no trace in the {dtype} stream"
     advice = (
         "Keep the stream in float32 (precision.stream=float32); scaling stream and updates together by a power of "
         "two cannot help."
@@ -206,33 +222,7 @@ def swallowed_updates(record: HealthRecord, dtype: str) -> list[Finding]:
         return []
     rows = record["swallowed"][:, lost] > SWALLOWED_SHARE
     found = measured("swallowed", end[lost].max(), (0.0, SWALLOWED_SHARE), record.steps[since(rows.all(axis=1))])
-    return _at_sites("swallowed updates", lost, record, evidence, advice, found)
-
-
-def token_collapse(record: HealthRecord) -> list[Finding]:
-    """Tokens of a sequence have become (nearly) parallel throughout the last blocks."""
-    if "token_cosine" not in record:
-        return []
-    cosine = record["token_cosine"]
-    depth = cosine.shape[1]
-    first = depth - max(1, round(LAST_BLOCKS * depth))
-    last_blocks = cosine[:, first:].reshape(len(cosine), -1)
-    lowest = np.where(np.isnan(last_blocks), np.inf, last_blocks).min(axis=1)  # inf where nothing was measured
-    rows = np.flatnonzero(np.isfinite(lowest))
-    if not len(rows) or not (end := np.median(lowest[rows[-LAST_ROWS:]])) > COLLAPSED_COSINE:
-        return []
-    below = rows[lowest[rows] <= COLLAPSED_COSINE]
-    first_row = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
-    evidence = f"mean cosine between different tokens at least {end:.3f} at the end, above {COLLAPSED_COSINE:g}"
-    advice = (
-        "Compare the loss with the unigram baseline: a collapsed model has learned token frequencies only. Keep the "
-        "skip of attention at 1, lower the learning rate, lengthen the warm-up, or take pre_ln, sandwich_branch or "
-        "deepnorm."
-    )
-    where = f"{ranges(range(first, depth))} (the last)"
-    step = record.steps[first_row]
-    found = measured("token_cosine", end, (None, COLLAPSED_COSINE), step)
-    return [_finding("token collapse", where, step, evidence, advice) | found]
+    return at_sites("swallowed updates", lost, record, evidence, advice, found)
 
 
 def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
@@ -242,7 +232,7 @@ def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
     largest = np.where(np.isfinite(record["stream_max"]), record["stream_max"], 0.0)
     limit = _largest_number(dtype)
     bound = min(LARGEST, NEAR_LIMIT * limit)
-    row = _first_row(largest > bound)
+    row = first_row(largest > bound)
     if row is None:
         return []
     peak = np.unravel_index(int(largest.argmax()), largest.shape)
@@ -261,7 +251,7 @@ def stream_blow_up(record: HealthRecord, dtype: str) -> list[Finding]:
         "a few features carry it (massive activations)."
     )
     found = measured("stream_max", value, (None, bound), record.steps[row])
-    return [_finding("stream blow-up", where, record.steps[row], evidence, advice) | found]
+    return [said("stream blow-up", where, record.steps[row], evidence, advice) | found]
 
 
 def gradient_spread(record: HealthRecord) -> list[Finding]:
@@ -292,7 +282,7 @@ def gradient_spread(record: HealthRecord) -> list[Finding]:
             np.isfinite(flat), flat, np.inf
         ).min(axis=1)
     found = measured("stream_grad", factor, (None, GRADIENT_SPREAD), record.steps[since(spreads > GRADIENT_SPREAD)])
-    return [_finding("gradient spread", where, record.steps[-1], evidence, advice) | found]
+    return [said("gradient spread", where, record.steps[-1], evidence, advice) | found]
 
 
 def starts_shut(config: Mapping[str, Any]) -> bool:
@@ -312,80 +302,6 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The mapping called ``name`` in a mapping; empty where there is none."""
     value: Any = config.get(name)
     return value if hasattr(value, "items") else {}
-
-
-def _finding(kind: str, where: str, step: Any, evidence: str, advice: str) -> Finding:
-    return {"kind": kind, "where": where, "step": int(step), "evidence": evidence, "advice": advice}
-
-
-def measured(figure: str, value: Any, bounds: tuple[float | None, float | None], step: Any) -> Finding:
-    """What a finding says in one number: the figure's name and value, the bounds it should keep, since which step it does not."""
-    return {"figure": figure, "value": float(value), "range": list(bounds), "since": int(step)}
-
-
-def since(hit: Any) -> int:
-    """Index of the first row of the unbroken stretch of ``hit`` (rows,) at the end; the last row where that does not hit."""
-    miss = np.flatnonzero(~np.asarray(hit))
-    return min(int(miss[-1]) + 1, len(hit) - 1) if len(miss) else 0
-
-
-def sites_named(record: HealthRecord, hit: np.ndarray) -> str:
-    """``attention of blocks 0-3; mlp of block 7``: the sites (block, site) where ``hit``."""
-    names = record.site_names(hit.shape[1])
-    there = [(name, np.flatnonzero(hit[:, i])) for i, name in enumerate(names)]
-    return "; ".join(f"{name} of {ranges(blocks)}" for name, blocks in there if len(blocks))
-
-
-def _at_sites(
-    kind: str, hit: np.ndarray, record: HealthRecord, evidence: str, advice: str, more: Finding
-) -> list[Finding]:
-    """One finding for all sites (block, site) where ``hit``, named by ranges of blocks."""
-    evidence = f"{evidence} ({int(hit.sum())} of {hit.size} sites)"
-    return [_finding(kind, sites_named(record, hit), record.steps[-1], evidence, advice) | more]
-
-
-def ranges(blocks: Iterable[int], most: int = 6) -> str:
-    """``blocks 0-3, 7``: increasing block numbers as ranges, at most ``most`` of them."""
-    numbers = list(blocks)
-    starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1] + 1]
-    spans = [(numbers[i], numbers[j - 1]) for i, j in zip(starts, [*starts[1:], len(numbers)], strict=True)]
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans[:most])
-    more = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
-    return ("block " if len(numbers) == 1 else "blocks ") + text + more
-
-
-def _first_row(hit: np.ndarray | None) -> int | None:
-    """Index of the first row with any hit."""
-    if hit is None or not hit.any():
-        return None
-    return int(np.argmax(hit.reshape(len(hit), -1).any(axis=1)))
-
-
-def at_end(values: np.ndarray) -> np.ndarray:
-    """Median over the last ``LAST_ROWS`` rows that have any value, finite ones only; NaN where there are none."""
-    return _over_rows(values, lambda rows: rows[-LAST_ROWS:])
-
-
-def at_start(values: np.ndarray) -> np.ndarray:
-    """The first row that has any value."""
-    return _over_rows(values, lambda rows: rows[:1])
-
-
-def _over_rows(values: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    rows = np.flatnonzero(np.isfinite(values).reshape(len(values), -1).any(axis=1))
-    if not len(rows):
-        return np.full(values.shape[1:], np.nan)
-    chosen = values[pick(rows)].astype(np.float64)
-    masked = np.ma.masked_invalid(chosen)
-    return np.ma.filled(np.ma.median(masked, axis=0), np.nan) if len(chosen) > 1 else masked.filled(np.nan)[0]
-
-
-def _span(values: np.ndarray) -> str:
-    """``3.1e-05 to 0.00042``; one number where all agree; empty for no values."""
-    if not values.size:
-        return ""
-    low, high = f"{values.min():.2g}", f"{values.max():.2g}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _largest_number(dtype: str) -> float:

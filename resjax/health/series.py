@@ -1,7 +1,8 @@
 """What does the course of a run's loss say beside its last value? Spikes, sensitivity to the rate, oscillation, steps to a target.
 
-NumPy on the host. A series is one loss a step, in order, nats per token (any unit where none is named); positions are counted from 0,
-and where rows are logged every k steps a "step" here is a row. A series that is too short for a figure has none (NaN, or no spike).
+NumPy on the host. A series is one loss a step, in order, nats per token (any unit where none is named); positions are counted from 0.
+Where losses are logged every k steps a "step" here is a logged loss; ``every=k`` keeps those lengths right that are meant in steps of
+the run. A series that is too short for a figure has none (NaN, or no spike).
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from resjax.errors import Refused
 
 CHUNK = 4096  # windows that are looked at together
 RESOLUTION = 1e-7  # a loss is a float32: spreads below this share of it are taken to be this large
-HISTORY, MERGE = 51, 10  # of episodes: steps that the median is taken of; steps within which two belong together
+SCORED = 1000  # steps at most that the score's mean is taken of
+HISTORY, MERGE = 51, 10  # of episodes: losses that the median is taken of; steps within which two belong together
 SHORTEST_TAIL = 8  # values that an oscillation can be told from
 
 Outcome = Literal["recovered", "fatal", "open"]
@@ -25,14 +27,25 @@ Outcome = Literal["recovered", "fatal", "open"]
 # ---- spikes (M7)
 
 
-def spike_steps(loss: ArrayLike, deviations: float = 7.0, window: int | None = None) -> np.ndarray:
+def spacing(steps: ArrayLike) -> float:
+    """Steps of the run from one logged loss to the next: the median; 1 for fewer than two."""
+    return float(np.median(np.diff(np.asarray(steps)))) if np.size(steps) > 1 else 1.0
+
+
+def spike_steps(
+    loss: ArrayLike, deviations: float = 7.0, window: int | None = None, every: float = 1, whole: int | None = None
+) -> np.ndarray:
     """Steps whose loss is at least ``deviations`` standard deviations from the mean of the ``window`` steps before, above or below.
 
-    By default the window is min(1000, a tenth of the run), as OLMo's spike score has it. The first ``window`` steps are not judged.
+    By default the window is min(1000 steps, a tenth of the run), as OLMo's spike score has it. The first ``window`` steps are not judged.
     A non-finite loss is a spike wherever it stands, and is left out of the windows.
+
+    Args:
+      every: steps of the run from one loss to the next.
+      whole: how many losses the run will have, where it goes on; by default it ends with these.
     """
     values = series(loss)
-    window = min(1000, len(values) // 10) if window is None else window
+    window = min(round(SCORED / every), (whole or len(values)) // 10) if window is None else window
     finite = np.isfinite(values)
     found = ~finite
     clean = np.where(finite, values, 0.0)
@@ -48,10 +61,12 @@ def spike_steps(loss: ArrayLike, deviations: float = 7.0, window: int | None = N
     return np.flatnonzero(found)
 
 
-def spike_score(loss: ArrayLike, deviations: float = 7.0, window: int | None = None) -> float:
+def spike_score(
+    loss: ArrayLike, deviations: float = 7.0, window: int | None = None, every: float = 1, whole: int | None = None
+) -> float:
     """Percentage of the steps that are :func:`spike_steps`; NaN for no steps at all."""
     count = len(series(loss))
-    return 100 * len(spike_steps(loss, deviations, window)) / count if count else np.nan
+    return 100 * len(spike_steps(loss, deviations, window, every, whole)) / count if count else np.nan
 
 
 @dataclass(frozen=True)
@@ -77,36 +92,43 @@ class Episode:
     outcome: Outcome
 
 
-def spike_episodes(loss: ArrayLike, height: float = 0.1, score: float = 7.0) -> list[Episode]:
+def spike_episodes(
+    loss: ArrayLike, height: float = 0.1, score: float = 7.0, every: float = 1, whole: int | None = None
+) -> list[Episode]:
     """Spikes as stretches of the run, in order.
 
     A step stands out where its loss is above the median of the 51 steps before by more than ``height`` (nats) and by more than
     ``score`` robust standard deviations (1.4826 times the median absolute deviation of those 51), or is not finite; steps that stand
     out within 10 steps of one another are one episode. The first 51 steps stand out only where they are not finite.
+
+    Args:
+      every: steps of the run from one loss to the next; the median is of 51 losses all the same.
+      whole: how many losses the run will have, where it goes on; by default it ends with these.
     """
     values = series(loss)
     finite = np.isfinite(values)
     stands_out = ~finite
-    whole = np.where(finite, values, np.inf)
-    for here, before in windows(whole, HISTORY):
+    heights = np.where(finite, values, np.inf)
+    for here, before in windows(heights, HISTORY):
         middle = _middle(before)
         with np.errstate(invalid="ignore"):  # where most of the window is infinite nothing can stand out
             spread = 1.4826 * _middle(np.abs(before - middle[:, None]))
-            above = whole[here] - middle
+            above = heights[here] - middle
             bound = np.maximum(score * np.maximum(spread, RESOLUTION * np.abs(middle)), height)
             stands_out[here] |= above > bound
     steps = np.flatnonzero(stands_out)
-    groups = np.split(steps, np.flatnonzero(np.diff(steps) > MERGE) + 1) if len(steps) else []
-    return [_episode(values, int(group[0]), int(group[-1]), height) for group in groups]
+    apart = np.diff(steps) > max(1.0, MERGE / every)
+    groups = np.split(steps, np.flatnonzero(apart) + 1) if len(steps) else []
+    return [_episode(values, int(group[0]), int(group[-1]), height, whole or len(values)) for group in groups]
 
 
-def _episode(values: np.ndarray, first: int, last: int, height: float) -> Episode:
+def _episode(values: np.ndarray, first: int, last: int, height: float, whole: int) -> Episode:
     history = values[max(0, first - HISTORY) : first]
     history = history[np.isfinite(history)]
     before = float(np.median(history)) if len(history) else np.nan
     during = np.where(np.isfinite(values), values, np.inf)[first : last + 1]
     top = first + int(np.argmax(during))
-    limit = last + int(np.ceil(len(values) / 10))
+    limit = last + int(np.ceil(whole / 10))
     after = values[last + 1 : limit + 1]
     home = np.flatnonzero(np.isfinite(after) & ~(after > before + height))  # with nothing before, any finite loss
     back = last + 1 + int(home[0]) if len(home) else None

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from resjax.health import findings
+from resjax.health.collapse import COLLAPSED_COSINE
+from resjax.health.reading import LAST_ROWS, at_end, at_start
 from resjax.health.record import HealthRecord
 
 ROWS = 16  # deeper models are shown as the first block, the last, and ranges of equal length between
@@ -148,7 +150,7 @@ def _columns(record: HealthRecord, kinds: set[str]) -> list[_Column]:
     columns = []
     if "update_ratio" in record:
         ratio = record["update_ratio"]
-        start, end = findings.at_start(ratio), findings.at_end(ratio)
+        start, end = at_start(ratio), at_end(ratio)
         dead = (lambda v: v < findings.DEAD_RATIO) if "dead branches" in kinds else None
         for i, name in enumerate(record.site_names(ratio.shape[2])):
             columns.append(_Column("update/stream", name, end[:, [i]], start[:, [i]], dead))
@@ -159,7 +161,7 @@ def _columns(record: HealthRecord, kinds: set[str]) -> list[_Column]:
             "token",
             "cosine",
             1,
-            (lambda v: v > findings.COLLAPSED_COSINE) if "token collapse" in kinds else None,
+            (lambda v: v > COLLAPSED_COSINE) if "token collapse" in kinds else None,
         ),
         ("stream_grad", "gradient", "norm", 1, None),
         (
@@ -180,7 +182,7 @@ def _columns(record: HealthRecord, kinds: set[str]) -> list[_Column]:
     )
     for probe, title, unit, factor, alarm in limits:
         if probe in record:
-            end = factor * findings.at_end(record[probe])
+            end = factor * at_end(record[probe])
             columns.append(
                 _Column(title, unit, np.where(end < 0.01, 0.0, end) if probe == "swallowed" else end, None, alarm)
             )
@@ -242,7 +244,7 @@ def _title(record: HealthRecord, scheme: str) -> str:
 
 
 def _legend(record: HealthRecord, spread: bool, hidden: int, marks: bool) -> str:
-    last = record.steps[-findings.LAST_ROWS :]
+    last = record.steps[-LAST_ROWS:]
     end = f"end: median of steps {last[0]} to {last[-1]}" if len(last) > 1 else f"end: step {last[0]}"
     text = f"start: step {record.steps[0]}; {end}; columns without a start show the end"
     shown = "smallest..largest" if spread else "the median"

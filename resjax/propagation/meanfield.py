@@ -44,12 +44,13 @@ class Expected:
     """Profiles (depth, sites), float64; NaN where a scheme has no such thing.
 
     Attributes:
-      stream_rms, update_ratio, token_cosine: as the probes of these names.
+      stream_rms, update_rms, update_ratio, token_cosine: as the probes of these names; no update_rms of several streams.
       stream_grad: norm of the gradient, over that after the last site.
       identity_path: the part of it that takes the skips alone.
     """
 
     stream_rms: Array
+    update_rms: Array
     update_ratio: Array
     token_cosine: Array
     stream_grad: Array
@@ -99,7 +100,8 @@ def _expected(scheme: Scheme, shape: Shape, init: Init, length: int) -> Expected
         K = normalised(K, ANCHOR_EPS)
     count = len(scheme.sites(KINDS))
     rows: dict[str, Array] = {
-        name: np.full((shape.depth, count), np.nan) for name in ("stream_rms", "update_ratio", "token_cosine")
+        name: np.full((shape.depth, count), np.nan)
+        for name in ("stream_rms", "update_rms", "update_ratio", "token_cosine")
     }
     way: list[_Site] = []
     root = 1.0
@@ -117,6 +119,8 @@ def _expected(scheme: Scheme, shape: Shape, init: Init, length: int) -> Expected
                 way.append(back)
                 rows["stream_rms"][block, pos] = streams * np.sqrt(size(K))
                 rows["update_ratio"][block, pos] = ratio
+                if streams == 1:
+                    rows["update_rms"][block, pos] = np.sqrt(enlarged(now["gains"]["drop"]) * of_update)
                 if length > 1 and size(K) > 0:
                     rows["token_cosine"][block, pos] = correlation(K)[pairs].mean()
     top = norm(K, norm_kind(scheme.final_norm, shape), shape)[1]
@@ -187,7 +191,7 @@ def _through(
         updates.append(made)
         branches.append(back)
     update, of_out = norm(np.sum(updates, axis=0), norm_kind(scheme.norm_out, shape), shape)
-    chance = 1 / (1 - gains["drop"]) if gains["drop"] < 1 else 0.0
+    chance = enlarged(gains["drop"])
     leave = (scale * chance / (1 - shape.dropout), of_out)
     update = scale * _dropped(update, shape.dropout)
     base, of_base = (normed, of_in) if scheme.keep_normed else (K, 1.0)
@@ -197,6 +201,11 @@ def _through(
     after, of_after = norm(joined, norm_kind(scheme.norm_after, shape), shape)
     way = _Site((skip, of_base), of_after, [((inner, of_in), back, leave) for back in branches])
     return after, ratio, way, size(update)
+
+
+def enlarged(drop: float) -> float:
+    """By how much stochastic depth makes the mean square of an update larger."""
+    return 1 / (1 - drop) if drop < 1 else 0.0
 
 
 def _dropped(K: Array, rate: float) -> Array:

@@ -122,7 +122,7 @@ def _depth(case: Case, found: Measured) -> Depth:
     profiles = {name: profile(found.sites[name]) for name in SITE}
     ends = {name: profile(found.ends[name]) for name in ENDS}
     start = case.config.init
-    init = Init(start.kind, start.std, start.gain, start.out_scale)
+    init = Init(start.kind, start.std, start.gain, start.out_scale, start.embed_gain)
     theory, why = curves(case.parts.scheme, case.parts.shape, init, case.length)
     last = profiles["stream_grad"].mean[-1, -1]
     theory = [replace(curve, values=curve.values * last) if curve.relative else curve for curve in theory]

@@ -1,5 +1,9 @@
 """Which curves does theory draw for this network, and what does each assume? All of them, in the order of a legend."""
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from resjax.models.lm import Shape
 from resjax.propagation.branches import NoTheory
 from resjax.propagation.closed import Curve, closed_forms
@@ -8,7 +12,7 @@ from resjax.residual import Init, Scheme
 
 MEAN_FIELD = "mean field"
 FORWARD = "Poole et al. 2016 (1606.05340); Yang and Schoenholz 2017 (1712.08969); attention as in Noci et al. 2022 (2206.03126)"
-QUANTITIES = ("stream_rms", "update_ratio", "token_cosine")
+QUANTITIES = ("stream_rms", "update_rms", "update_ratio", "token_cosine")
 
 
 def curves(scheme: Scheme, shape: Shape, init: Init, length: int) -> tuple[list[Curve], str]:
@@ -18,6 +22,15 @@ def curves(scheme: Scheme, shape: Shape, init: Init, length: int) -> tuple[list[
     except NoTheory as reason:
         return closed_forms(scheme, shape, init, length), str(reason)
     return [*mean_field(found, shape), *closed_forms(scheme, shape, init, length)], ""
+
+
+def whole_profiles(curves: Iterable[Curve]) -> dict[str, Curve]:
+    """By quantity the first curve, in the order of :func:`curves`, that has a value at every site and is no bound and no proportion."""
+    found: dict[str, Curve] = {}
+    for curve in curves:
+        if curve.drawn != "band" and not curve.relative and np.isfinite(curve.values).all():
+            found.setdefault(curve.quantity, curve)
+    return found
 
 
 def mean_field(found: Expected, shape: Shape) -> list[Curve]:

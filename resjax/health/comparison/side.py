@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from resjax.health.diagnosis.case import Case
-from resjax.health.findings import LAST_ROWS, at_end, examine, section
+from resjax.health.findings import examine, section
+from resjax.health.reading import LAST_ROWS, at_end
 from resjax.health.report import BASELINES, number
-from resjax.health.series import spike_episodes, spike_score, steps_to_target
+from resjax.health.series import spacing, spike_episodes, spike_score, steps_to_target
 
 SPAN = 20  # steps that a loss is the mean of where it is held against a target
 LAST = 10  # rows that the training loss of a run without a summary is the mean of, as summary.json has it
@@ -47,8 +48,7 @@ class Side:
     @property
     def spacing(self) -> float:
         """Steps from one logged loss to the next."""
-        steps = self.losses[0]
-        return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+        return spacing(self.losses[0])
 
     def means(self) -> tuple[np.ndarray, np.ndarray]:
         """Steps and means of the losses logged in the ``SPAN`` steps up to each; of the finite ones, NaN where none is."""
@@ -88,10 +88,10 @@ class Side:
                 "peak": one.peak,
                 "outcome": one.outcome,
             }
-            for one in spike_episodes(loss)
+            for one in spike_episodes(loss, every=self.spacing)
         ]
         return {
-            "score": spike_score(loss),
+            "score": spike_score(loss, every=self.spacing),
             "fatal": sum(one["outcome"] == "fatal" for one in episodes),
             "episodes": episodes,
         }

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from resjax.health.diagnosis import course, profiles, states
+from resjax.health.collapse import shared_offset
+from resjax.health.diagnosis import attention, band, course, growth, profiles, starts, states
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.diagnosis.remedies import Advice, advised
-from resjax.health.findings import NON_FINITE, examine, for_any_model, located, section
+from resjax.health.findings import NON_FINITE, for_any_model, located, looked_for, section
 
-# Of what examine finds: why it is a fault, and where its bounds come from.
+# Of what looked_for finds: why it is a fault, and where its bounds come from.
 REASONS: dict[str, tuple[str, str]] = {
     NON_FINITE: ("from here on nothing is learnt: the step was not applied", ""),
     "dead branches": (
@@ -24,6 +25,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "token collapse": (
         "tokens within 11 degrees of one another can hardly be told apart by the head",
         "11 degrees, in the last tenth of the blocks (Dong et al. 2021, 2103.03404)",
+    ),
+    "rank collapse": (
+        "tokens that differ along one line only can be told apart by one number, and no branch above gets more to read",
+        "2 of all the directions that there could be, the mean of each sequence taken off (Dong et al. 2021, 2103.03404)",
     ),
     "stream blow-up": ("one more doubling and the stream overflows, or nears the end of half precision", "the stream's dtype"),
     "gradient spread": (
@@ -44,7 +49,7 @@ class Diagnosis:
       case: what was looked at.
       findings: the gravest first.
       advice: what to try.
-      claimed: where the rule of 0.01 to 0.1 agrees, see :func:`states.claimed_band`; None where no ratio was recorded.
+      claimed: where the rule of 0.01 to 0.1 agrees, see :func:`band.claimed`; None where no ratio was recorded.
     """
 
     case: Case
@@ -79,28 +84,43 @@ class Diagnosis:
 
 # What goes first: what ended the run, what the loss shows, then the rest in this order.
 ORDER = (
-    NON_FINITE, "diverging loss", "steps too large", "token collapse", "token frequencies only", "loss spikes", "small start",
-    "large start", "stream blow-up", "gradient spread", "rewriting layers", "dead branches", "swallowed updates", "biased adds",
-    "costly rounding", "saturated attention", "restless layers", "uneven steps", "idle depth", "harmful blocks", "late layers alike",
-    "massive activations",
+    NON_FINITE, "diverging loss", "steps too large", "token collapse", "rank collapse", "token frequencies only", "loss spikes",
+    "small start", "large start", "stream blow-up", "exploding stream", "vanishing stream", "gradient spread", "rewriting layers",
+    "dead branches", "swallowed updates", "biased adds", "costly rounding", "entropy collapse", "saturated attention",
+    "uniform attention", "restless layers", "uneven steps", "idle depth", "harmful blocks", "late layers alike", "massive activations",
 )  # fmt: skip
 
 
 def diagnose(case: Case) -> Diagnosis:
     """All findings of a case in order, and what to try."""
-    found = [*recorded(case), *course.examined(case), *profiles.examined(case), *states.examined(case)]
+    found = [
+        *recorded(case),
+        *course.examined(case),
+        *(starts.examined(case) or profiles.loud_start(case)),
+        *growth.examined(case),
+        *profiles.examined(case),
+        *attention.examined(case),
+        *states.examined(case),
+    ]
     findings = merged(found)
     if not case.scheme:
         findings = [replace(one, advice=for_any_model(one.advice)) for one in findings]
-    return Diagnosis(case, findings, advised(case, findings), states.claimed_band(case))
+    if offset := shared_offset(case.record, probes_of(case), course.learned(case)):
+        case = replace(case, notes=[*case.notes, offset])
+    return Diagnosis(case, findings, advised(case, findings), band.claimed(case, findings))
+
+
+def probes_of(case: Case) -> Mapping[str, Any]:
+    """The probes of the state that was studied; none where there is none."""
+    return case.studies.get("probes", {})
 
 
 def recorded(case: Case) -> list[Finding]:
-    """What :func:`resjax.health.findings.examine` finds, with the first non-finite value as the run located it."""
-    verdict: Mapping[str, Any] = examine(case.record, case.config, case.dtype)
+    """What :func:`resjax.health.findings.looked_for` finds, with the first non-finite value as the run located it."""
+    looked = looked_for(case.record, case.config, case.dtype, probes_of(case), case.last_step, course.learned(case))
     if nonfinite := section(case.summary, "nonfinite"):
-        verdict = located(verdict, nonfinite)
-    made = [Finding.of(found) for found in verdict["findings"]]
+        looked = located({"findings": looked}, nonfinite)["findings"]
+    made = [Finding.of(found) for found in looked]
     goes_on = str(section(case.config, "train").get("on_nonfinite") or "stop") != "stop" or (
         section(case.config, "precision").get("loss_scale") is not None
     )

@@ -10,7 +10,8 @@ import numpy as np
 from resjax.config.kept import fields
 from resjax.config.tree import to_dict
 from resjax.errors import Refused, nearest
-from resjax.health.findings import at_end, section
+from resjax.health.findings import section
+from resjax.health.reading import end_of
 from resjax.health.record import HealthRecord
 from resjax.health.report import read_json, read_metrics
 
@@ -27,6 +28,7 @@ class Case:
       summary: of summary.json; empty where there is none.
       dtype: of the stream.
       start: the scheme at its start under the ordinary init, by probe (seeds, depth, sites); empty where it was not measured.
+      theory: by probe, what theory expects there, (depth, sites), and which curve that is, in words; empty where none speaks of it.
       studies: by name, what each study of the state found.
       state: the step of the state that was studied; None where none was.
       saved: steps that there are checkpoints of.
@@ -41,6 +43,7 @@ class Case:
     summary: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     start: Mapping[str, np.ndarray] = field(default_factory=dict)
+    theory: Mapping[str, tuple[np.ndarray, str]] = field(default_factory=dict)
     studies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     state: int | None = None
     saved: Sequence[int] = ()
@@ -58,10 +61,7 @@ class Case:
 
     def end(self, probe: str) -> np.ndarray | None:
         """A probe at the end: the median of the last recorded steps, else of the state that was studied; None where neither has it."""
-        if self.has(probe):
-            return at_end(self.record[probe])
-        found = self.studies.get("probes", {}).get(probe)
-        return None if found is None else np.asarray(found, np.float64)
+        return end_of(self.record, probe, self.studies.get("probes", {}))
 
     @property
     def last_step(self) -> int:

@@ -4,8 +4,9 @@ import numpy as np
 
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
-from resjax.health.findings import section, since
-from resjax.health.series import spike_episodes
+from resjax.health.findings import section
+from resjax.health.reading import since
+from resjax.health.series import spacing, spike_episodes, spike_score
 
 TAIL = 0.05  # of the run: what its last loss is the mean of
 DIVERGED = 0.05  # nats above the first loss, from which a run has diverged
@@ -59,10 +60,14 @@ def diverged(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
 
 
 def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
-    """Episodes of a loss far above its recent median; one finding for all."""
-    found = spike_episodes(loss)
+    """Episodes of a loss far above its recent median; one finding for all, with the share of spikes in all steps (M7)."""
+    every = spacing(steps)
+    planned = section(case.config, "train").get("steps")  # a tenth of the run is the time that a loss has to come back
+    whole = max(len(loss), round(planned / every)) if isinstance(planned, int) else None
+    found = spike_episodes(loss, every=every, whole=whole)
     if not found:
         return []
+    score = spike_score(loss, every=every, whole=whole)
     worst = max(found, key=lambda one: one.peak - one.before if np.isfinite(one.before) else np.inf)
     ends = [sum(one.outcome == name for one in found) for name in ("recovered", "fatal", "open")]
     told = ", ".join(f"{n} {name}" for n, name in zip(ends, ("recovered", "fatal", "not over"), strict=True) if n)
@@ -72,7 +77,8 @@ def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
             "loss spikes",
             f"step{'s' * (len(found) > 1)} {listed}",
             int(steps[worst.top]),
-            f"{len(found)} ({told}); the highest reaches {worst.peak:.3f} nats from {worst.before:.3f}; {recipe(case)}",
+            f"{len(found)} ({told}); the highest reaches {worst.peak:.3f} nats from {worst.before:.3f}; spike score {score:.2g} % of the "
+            f"{len(loss)} logged losses; {recipe(case)}",
             f"python -m resjax.replay {case.path} --spike=1 rebuilds the states around the first, with the change by block."
             if case.config
             else "Look at which block's figures moved first, in the profiles by step of report.html.",
@@ -80,10 +86,21 @@ def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
             "spike height",
             float(worst.peak - worst.before),
             (None, 0.1),
-            "0.1 nats and 7 robust deviations above the median of the 51 logged losses before",
+            "0.1 nats and 7 robust deviations above the median of the 51 logged losses before; fatal: not back within a tenth of the run",
             int(steps[found[0].first]),
         )
     ]
+
+
+def learned(case: Case) -> str:
+    """That the loss shows tokens to reach the head apart, in words; empty where it does not, or is not known."""
+    floor, (_, loss) = case.baseline("bigram"), case.series("loss")
+    last = last_loss(loss) if len(loss) >= SHORTEST else np.nan
+    return (
+        f"the loss of {last:.3f} nats is below the bigram baseline of {floor:.3f}"
+        if floor is not None and last < floor
+        else ""
+    )
 
 
 def frequencies(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:

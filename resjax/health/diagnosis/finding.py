@@ -1,7 +1,9 @@
 """What is a finding? One sentence's worth of trouble: where, since when, by which figure, against which range, and why it matters."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Finding:
       range: the bounds that the value should keep; None = open on that side.
       source: where the bounds come from.
       since: the step since which the value does not keep them.
+      at: the sites (block, site) that it speaks of, where it names some.
     """
 
     kind: str
@@ -32,6 +35,7 @@ class Finding:
     range: tuple[float | None, float | None] | None = None
     source: str = ""
     since: int | None = None
+    at: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> "Finding":
@@ -40,8 +44,9 @@ class Finding:
         return one if one.range is None else replace(one, range=(one.range[0], one.range[1]))
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for machines, without what is not known."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        """The same for machines, without what is not known; its sites are those of ``where``."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "at"}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
     def bounds(self) -> str:
         """The range in words: ``0.02 to 0.4``, ``at least 0.001``, ``at most 0.98``; empty where there is none."""

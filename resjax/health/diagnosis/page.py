@@ -9,11 +9,12 @@ import numpy as np
 
 from resjax.health import figures
 from resjax.health.diagnosis import Diagnosis, healthy
+from resjax.health.diagnosis.band import sentence
 from resjax.health.diagnosis.panels import Line, Panel, drawn, told
-from resjax.health.diagnosis.profiles import start_band
 from resjax.health.diagnosis.shown import studies_shown
-from resjax.health.findings import at_end, at_start
+from resjax.health.diagnosis.starts import start_band
 from resjax.health.page import filled, mark, whole_page
+from resjax.health.reading import at_end, at_start
 from resjax.health.report import lede
 
 TEMPLATE = Path(__file__).with_name("doctor.html")
@@ -178,7 +179,8 @@ def reference(
     change = healthy.change_band(probe, diagnosis.case.scheme, *shape)
     if change is None:
         return of_site(start.low, site), of_site(start.high, site), start.source
-    source = f"this scheme's start, changed as in {change.source}"
+    basis = "by its closed form" if probe in diagnosis.case.theory else "as measured"
+    source = f"this scheme's start {basis}, changed as in {change.source}"
     return of_site(start.low * change.low, site), of_site(start.high * change.high, site), source
 
 
@@ -204,15 +206,12 @@ def claimed(diagnosis: Diagnosis) -> str:
     found: dict[str, Any] | None = diagnosis.claimed
     if found is None:
         return ""
-    total = found["below"] + found["inside"] + found["above"]
     cells = "".join(f"<td>{found[name]}</td>" for name in ("below", "inside", "above"))
     healthy_share = found["healthy_inside"]
     rest = f" Of the sites of the healthy runs {healthy_share:.0%} lie inside." if healthy_share is not None else ""
-    agrees = bool(diagnosis.findings) == (found["inside"] < total / 2)
-    says = "agrees" if agrees else "does not agree"
     text = (
-        f"Read as a test (most sites inside: healthy), the rule {says} with the findings above.{rest} It is drawn in the ratio's "
-        "figures, and is no criterion here."
+        f"Read as a test of each site (inside: healthy), {escape(sentence(found))}.{rest} It is drawn in the ratio's figures, and is no "
+        "criterion here."
     )
     return (
         '<section><h2>The rule that a healthy ratio lies in 0.01 to 0.1</h2><table class="counts"><tr><th></th><th>below</th>'

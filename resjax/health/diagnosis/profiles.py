@@ -1,20 +1,15 @@
-"""What do the profiles over depth say is wrong? Starts out of range, rewriting and restless layers, biased adds, attention."""
+"""What do the profiles over depth say is wrong? Rewriting and restless layers, uneven steps, biased adds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from resjax.health.diagnosis import healthy, known
 from resjax.health.diagnosis.case import Case
-from resjax.health.diagnosis.course import recipe
 from resjax.health.diagnosis.finding import Finding
-from resjax.health.diagnosis.healthy import Band
-from resjax.health.findings import at_end, at_start, ranges, since, sites_named
+from resjax.health.diagnosis.starts import START_MARGIN, start_band
+from resjax.health.reading import at_end, at_start, ranges, since, sites_named
 
-START_MARGIN = 2.5  # around the spread of the seeds at the start; initial draws of one config stay within 1.6
-START_FIGURES = ("update_rms", "stream_rms", "update_ratio")
-STEPS_MARGIN = 5.0  # above the largest growth of the stream in healthy runs
 REWRITING_MARGIN = 3.0  # above the highest of the healthy runs
 REWRITING_RATIO = 0.5  # updates smaller than half the stream rewrite nothing
 REWRITING_STEP = 4.0  # above the neighbours of the same kind
@@ -25,79 +20,17 @@ RISING, FALLING = 0.25, -0.05  # change of log ratio over that end
 UNEVEN = 8.0  # relative step of a weight over that of its kind
 BIASED = 0.5  # of the mean error, signed: rounding to nearest and at random keep it within a few percent
 FEWEST = 1e-4  # mean error of an add below which its bias is nothing: float32 loses 1e-8
-ONE_KEY, SATURATED_LOGIT = (
-    0.15,
-    50.0,
-)  # mean entropy over its largest, and logits, of attention that hardly looks beyond one key (healthy: 0.63; 20)
 
 
 def examined(case: Case) -> list[Finding]:
     """All findings of the profiles."""
-    return [
-        *start_out_of_range(case),
-        *large_steps(case),
-        *rewriting(case),
-        *restless(case),
-        *uneven_steps(case),
-        *biased_adds(case),
-        *saturated_attention(case),
-    ]
+    return [*rewriting(case), *restless(case), *uneven_steps(case), *biased_adds(case)]
 
 
-# ---- the start
-
-
-def start_band(case: Case, probe: str) -> Band | None:
-    """The range of a probe at the start of this scheme under the ordinary init; None where it was not measured."""
-    drawn = case.start.get(probe)
-    if drawn is None or not np.isfinite(drawn).any():
-        return None
-    source = f"{START_MARGIN:g} times around this scheme's own start under the ordinary init, {len(drawn)} seeds"
-    return Band(known.smallest(drawn, 0), known.largest(drawn, 0), source).widened(START_MARGIN)
-
-
-def start_out_of_range(case: Case) -> list[Finding]:
-    """The first recorded step lies outside what the scheme's own start gives, at most sites (init) or at some."""
-    if not len(case.record) or case.record.steps[0] > 1:
-        return []
-    for probe in START_FIGURES:
-        if probe not in case.record or (band := start_band(case, probe)) is None:
-            continue
-        values = at_start(case.record[probe])
-        if values.shape != band.low.shape:
-            continue
-        with np.errstate(invalid="ignore"):
-            low, high = values < band.low, values > band.high
-        for hit, side in ((low, "low"), (high, "high")):
-            if hit.sum() > 0.5 * max(1, np.isfinite(values).sum()):
-                return [_whole_start(case, probe, values, band, side)]
-    return [*_some_start(case)]
-
-
-def _whole_start(case: Case, probe: str, values: np.ndarray, band: Band, side: str) -> Finding:
-    middle, low, high = known.median(values), known.median(band.low), known.median(band.high)
-    factor = middle / np.sqrt(low * high) if low > 0 else np.inf
-    times = f"{1 / factor:.2g} times smaller" if side == "low" else f"{factor:.2g} times larger"
-    return Finding(
-        "small start" if side == "low" else "large start",
-        "most sites",
-        int(case.record.steps[0]),
-        f"{TITLES[probe]} {middle:.2g} at the start (median over sites), {times} than under the ordinary init",
-        "Look at the size of the first weights and of the embedding (init.gain, init.std, init.out_scale, init.embed_gain), and at what "
-        "the residual scheme changes of them.",
-        START_REASONS[probe == "stream_rms", side],
-        probe,
-        middle,
-        (low, high),
-        band.source,
-        int(case.record.steps[0]),
-    )
-
-
-def _some_start(case: Case) -> list[Finding]:
-    """Single sites whose start is far above the scheme's."""
+def loud_start(case: Case) -> list[Finding]:
+    """Sites whose first update is far above that of the scheme's own start."""
     probe = "update_ratio"
-    if probe not in case.record or (band := start_band(case, probe)) is None:
+    if not case.has(probe) or case.record.steps[0] > 1 or (band := start_band(case, probe)) is None:
         return []
     values = at_start(case.record[probe])
     if values.shape != band.low.shape:
@@ -110,42 +43,6 @@ def _some_start(case: Case) -> list[Finding]:
     worst = np.unravel_index(int(np.where(hit, values / limit, -np.inf).argmax()), values.shape)
     source = f"half the stream, or {REWRITING_MARGIN:g} times this scheme's own start under the ordinary init, whichever is more"
     return [_rewriting(case, hit, values, worst, (None, float(limit[worst])), source, "at the start", 0)]
-
-
-def large_steps(case: Case) -> list[Finding]:
-    """The stream of most sites grows, while the rate is high, far more than in any healthy run."""
-    probe = "stream_rms"
-    if not case.has(probe):
-        return []
-    record, first = case.record[probe].astype(np.float64), at_start(case.record[probe])
-    band = healthy.change_band(probe, case.scheme, *first.shape)
-    if band is None or not np.isfinite(first).any():
-        return []
-    with np.errstate(divide="ignore", invalid="ignore"):
-        growth = known.median((record / (first * band.high)).reshape(len(record), -1), 1)
-        worst = known.median(known.largest(record, 0) / first)
-    with np.errstate(invalid="ignore"):
-        outgrown = growth > STEPS_MARGIN
-    if not outgrown.any():
-        return []
-    row, usual = int(np.argmax(outgrown)), known.median(band.high)
-    step = int(case.record.steps[row])
-    return [
-        Finding(
-            "steps too large",
-            "most sites",
-            step,
-            f"by step {step} the stream had outgrown every healthy run, and it became {worst:.3g} times as large as at the start "
-            f"(median over sites); {recipe(case)}",
-            "Lower the rate or lengthen the warm-up before anything else; clipping bounds a step but not its repetition.",
-            "weights that grow this fast turn every norm's gradient down and every branch into a constant",
-            "growth of the stream",
-            worst,
-            (None, STEPS_MARGIN * usual),
-            f"{STEPS_MARGIN:g} times the largest of {band.source}",
-            step,
-        )
-    ]
 
 
 # ---- the end
@@ -218,6 +115,7 @@ def _rewriting(
         bounds,
         source,
         int(case.record.steps[row]),
+        at=hit,
     )
 
 
@@ -277,28 +175,16 @@ def restless(case: Case) -> list[Finding]:
                 (None, float(bound)),
                 "the other sites of the same kind in this run",
                 first,
+                at=hit,
             )
         )
     return found
 
 
-START_REASONS = {  # of the stream or of updates; low or high
-    (
-        False,
-        "low",
-    ): "updates this small leave the blocks near the identity, and the gradients to their weights small with them",
-    (False, "high"): "updates this large let the stream and its gradients grow with depth",
-    (True, "low"): "a stream this small is overwritten by the first updates that join it",
-    (
-        True,
-        "high",
-    ): "against a stream this large updates of the usual size change nothing, and in low precision they are lost",
-}
 TRENDS = {
     "does not settle": "from one recorded step to the next it changes by a factor of {:.3g}, others of its kind by {:.3g}",
     "rises while the others fall": "it changed by a factor of {:.3g}, the median of its kind by {:.3g}",
 }
-TITLES = {"update_rms": "update RMS", "update_ratio": "update/stream ratio", "stream_rms": "stream RMS"}
 
 
 # ---- what only some runs record
@@ -360,37 +246,6 @@ def biased_adds(case: Case) -> list[Finding]:
             float(signed[worst]),
             (-BIASED * float(mean[worst]), BIASED * float(mean[worst])),
             "half the mean error; rounding to nearest stays within a few percent of it",
+            at=hit,
         )
     ]
-
-
-def saturated_attention(case: Case) -> list[Finding]:
-    """Attention that sees one key only, from logits far beyond what a softmax resolves."""
-    entropy, logit = case.end("attention_entropy"), case.end("attention_largest_logit")
-    if entropy is None or logit is None:
-        return []
-    with np.errstate(invalid="ignore"):
-        collapsed = (entropy < ONE_KEY) & (logit > SATURATED_LOGIT)
-        saturated = logit > 10 * SATURATED_LOGIT
-    hit = collapsed | saturated
-    if not hit.any():
-        return []
-    worst = np.unravel_index(int(np.where(hit, logit, -np.inf).argmax()), logit.shape)
-    found = Finding(
-        "saturated attention",
-        sites_named(case.record, hit),
-        case.last_step,
-        f"largest logit {logit[worst]:.3g}, entropy {entropy[worst]:.2g} of its largest",
-        "Look at the norms of the query and key matrices; normalise queries and keys (model.qk_norm=True) or lower the rate.",
-        "a softmax that sees one key passes no gradient to the others, and logits like these come before a loss that diverges "
-        "(Dehghani et al. 2023, 2302.05442; Zhai et al. 2023, 2303.06296)",
-        "attention_largest_logit",
-        float(logit[worst]),
-        (None, SATURATED_LOGIT if collapsed[worst] else 10 * SATURATED_LOGIT),
-        "healthy runs of the set stay below 20, and above an entropy of 0.63",
-    )
-    if not case.has("attention_largest_logit"):
-        return [found]
-    rows = case.record["attention_largest_logit"][:, worst[0], worst[1]]
-    assert found.range is not None
-    return [replace(found, since=int(case.record.steps[since(rows > found.range[1])]))]

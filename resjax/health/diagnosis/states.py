@@ -8,7 +8,7 @@ import numpy as np
 from resjax.health.diagnosis import healthy
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
-from resjax.health.findings import at_end, ranges
+from resjax.health.reading import ranges
 
 DEAD_SHARE = 0.25  # of the blocks: fewer idle ones are the habit of deep models
 HARM = 0.02  # nats that the loss falls by without a block
@@ -165,23 +165,3 @@ def rounding(case: Case) -> list[Finding]:
             "the noise that 0.01 nats is taken for",
         )
     ]
-
-
-def claimed_band(case: Case) -> dict[str, Any] | None:
-    """Where the rule that a healthy update/stream ratio lies in 0.01 to 0.1 agrees with the findings, and where not.
-
-    Returns None where no ratio was recorded; else the number of sites in, below and above the band, and how many of them belong to
-    healthy runs of the set.
-    """
-    if not case.has("update_ratio"):
-        return None
-    ratio = at_end(case.record["update_ratio"])
-    known = np.isfinite(ratio)
-    counts = {"below": ratio < 0.01, "inside": (ratio >= 0.01) & (ratio <= 0.1), "above": ratio > 0.1}
-    found: dict[str, Any] = {name: int((hit & known).sum()) for name, hit in counts.items()}
-    set_of = [run.end["update_ratio"] for run in healthy.runs() if "update_ratio" in run.end]
-    values = np.concatenate([one[np.isfinite(one)] for one in set_of]) if set_of else np.zeros(0)
-    if not known.any():
-        return None
-    found["healthy_inside"] = float(((values >= 0.01) & (values <= 0.1)).mean()) if len(values) else None
-    return found

@@ -3,6 +3,7 @@
 import io
 
 from resjax.health.diagnosis import Diagnosis
+from resjax.health.diagnosis.band import HIGH, LOW, sentence
 from resjax.health.table import print_health
 
 
@@ -31,6 +32,9 @@ def lines(diagnosis: Diagnosis) -> list[str]:
         print_health(case.record, {"findings": []}, case.scheme, table)
         told = [line for line in table.getvalue().splitlines() if not line.startswith("Healthy:")]
         made += ["", *told]
+    if (found := diagnosis.claimed) is not None:
+        counts = f"{found['below']} sites below, {found['inside']} inside, {found['above']} above"
+        made.append(f"The rule that a healthy ratio lies in {LOW:g} to {HIGH:g}: {counts}; {sentence(found)}.")
     if diagnosis.advice:
         made += ["", "What to try, one at a time:"]
         for advice in diagnosis.advice:

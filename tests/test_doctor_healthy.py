@@ -1,0 +1,82 @@
+"""Does the doctor find nothing wrong with the runs of the healthy set, looking at all that it looks at in a run of today?"""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+from benchmarks import healthy as kept
+from resjax.health.diagnosis import Case, diagnose
+from resjax.health.diagnosis import healthy as known
+
+KEPT = sorted(kept.KEPT.glob("*.json"))
+
+
+@cache
+def case_of(path: Path) -> Case:
+    return kept.case_of_kept(json.loads(path.read_text(), parse_constant=float))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_no_false_alarm_on_a_healthy_run(path, monkeypatch):
+    """Each is compared with the others: its own place in the set is left out. With its start by theory, and as measured."""
+    others = tuple(run for run in known.runs() if run.label != path.stem)
+    monkeypatch.setattr(known, "runs", lambda: others)
+    case = case_of(path)
+    for one in (case, replace(case, theory={})):
+        found = diagnose(one).findings
+        assert not found, [(one.kind, one.where, one.evidence) for one in found]
+
+
+def test_the_healthy_set_is_large_and_various_and_is_what_is_kept():
+    assert len(KEPT) >= 10 and len({run.scheme for run in known.runs()}) >= 6
+    schemes = {run.scheme for run in known.runs()}
+    page = (runs.ROOT / "docs" / "doctor.md").read_text()
+    assert f"{len(known.runs())} committed runs of {len(schemes)} schemes" in page
+    assert known.PATH.read_text() == kept.text_of(kept.the_set())
+    for run in known.runs():
+        assert run.facts["eval_loss"] < run.facts["bigram"] and np.isfinite(run.end["stream_rms"]).all()
+
+
+def test_of_healthy_runs_the_starts_are_looked_at():
+    """By theory wherever there is one, and as measured."""
+    cases = [case_of(path) for path in KEPT]
+    assert all("similarity" in case.studies and (case.start or case.theory) for case in cases)
+    assert sum("update_rms" in case.theory for case in cases) >= 15
+    for case in cases:  # and the two agree
+        for name in set(case.start) & set(case.theory):
+            measured, (values, _) = case.start[name].mean(axis=0), case.theory[name]
+            assert (
+                values.shape == measured.shape and (measured < 1.6 * values).all() and (values < 1.6 * measured).all()
+            )
+
+
+def test_with_one_thing_changed_a_healthy_run_is_healthy_no_more():
+    """So that what is not found above could be found; of studies that the set does not keep, ones as a healthy state gives."""
+    case = case_of(kept.KEPT / "pre_ln_12_bfloat16_stream.json")
+    blocks, ones = range(12), np.ones(12)
+    ablation = {"blocks": blocks, "delta": 0.02 * ones, "dead": 0 * ones, "effective_depth": 12.0}
+    massive = {"largest": 20 * ones, "median": ones, "feature": 0 * ones, "position": 0 * ones}
+    rounding = {"formats": {"bfloat16": {"loss": 0.001}}}
+    case = studied(case, ablation=ablation, massive=massive, rounding=rounding)
+    assert diagnose(case).findings == []
+    scaled = lambda factor: {name: (factor * values, said) for name, (values, said) in case.theory.items()}  # noqa: E731
+    changes = {
+        "large start": replace(case, theory=scaled(0.1)),
+        "small start": replace(case, theory=scaled(10)),
+        "idle depth": studied(case, ablation={**ablation, "dead": ones}),
+        "harmful blocks": studied(case, ablation={**ablation, "delta": -0.1 * ones}),
+        "late layers alike": studied(case, similarity={"late": 1e-3}),
+        "massive activations": studied(case, massive={**massive, "largest": 1e4 * ones}),
+        "costly rounding": studied(case, rounding={"formats": {"bfloat16": {"loss": 0.05}}}),
+    }
+    for kind, changed in changes.items():
+        assert [one.kind for one in diagnose(changed).findings] == [kind], kind
+
+
+def studied(case: Case, **studies) -> Case:
+    return replace(case, studies={**case.studies, **studies})
