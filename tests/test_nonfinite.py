@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -182,7 +182,7 @@ def at_next_step(folder, change):
         state, _, _ = checkpoints.restore(DONE, again.parts.abstract)
     finally:
         checkpoints.close()
-    state = planted.replace(state, params=planted.changed(state.params, change))
+    state = replace(state, params=planted.changed(state.params, change))
     return first_nonfinite(again.parts, state, again.pipeline.batch(DONE))
 
 

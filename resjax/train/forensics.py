@@ -84,7 +84,11 @@ class First:
         pass_ = f"{self.direction} pass, {self.place}"
         if not self.parameter:
             return pass_
-        within = [f"{word} {numbers(found)}" for word, found in (("block", self.blocks), ("row", self.rows)) if found]
+        within = [
+            f"{word}{'s' * (len(found) > 1)} {numbers(found)}"
+            for word, found in (("block", self.blocks), ("row", self.rows))
+            if found
+        ]
         if self.stray is not None:
             within.append(f"position {self.stray[0]}, where token {self.stray[1]} is none of the model's")
         what = self.parameter if self.parameter == BATCH else f"parameter {self.parameter}"
