@@ -71,8 +71,13 @@ def compile_step(parts: Parts, state: TrainState, options: dict[str, Any] | None
     # Whatever the policy, the state stops before a step that is not finite, so that it can be looked into and kept.
     recipe = replace(parts.recipe, stop=True)
     step = make_step(parts.graphdef, parts.optimizer, parts.schedule, recipe)
-    shardings = {"in_shardings": (whole, rows, whole), "out_shardings": whole}
-    jitted = jax.jit(step, donate_argnums=0, compiler_options=options, **shardings)
+    jitted = jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(whole, rows, whole),
+        out_shardings=whole,
+        compiler_options=options,
+    )
     traced = jitted.trace(state, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
     compiled = traced.lower().compile()
     return StepProgram(compiled, whole, rows, stream_dtype(traced, STREAM), time.monotonic() - began)

@@ -261,10 +261,10 @@ class Again:
     def _step(self, state: TrainState, step: int, tokens: np.ndarray) -> tuple[TrainState, Replayed]:
         """One step: the state after it, and what it was."""
         batch, before = self.program.batch(tokens), copied(state)
-        _, measured, probes = self.everything.step(copied(state), batch, np.asarray(True))
+        _, everything, probes = self.everything.step(copied(state), batch, np.asarray(True))
         state, metrics, _ = self.program.step(state, batch, np.asarray(False))
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
-        measured = {name: float(measured[name]) for name in ("loss", "grad_norm")}
+        measured = {name: float(everything[name]) for name in ("loss", "grad_norm")}
         replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.logged.get(step, {}))
         if replayed.same is False:
             _, twice, _ = self.program.step(copied(before), batch, np.asarray(False))
