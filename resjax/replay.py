@@ -1,13 +1,13 @@
-"""Do one step of a run again, with everything measured, and name the first non-finite value if there is one.
+"""Do one step of a run again, unrolled and with everything measured, and name the first non-finite value if there is one.
 
-python -m resjax.replay RUN --step=N [--json] [--out=DIR]
-python -m resjax.replay RUN --spike=K [--json] [--out=DIR]
+python -m resjax.replay RUN --step=N [--scanned] [--json] [--out=DIR]
+python -m resjax.replay RUN --spike=K [--scanned] [--json] [--out=DIR]
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,7 @@ from resjax.main import Parser, answer, refuse_unknown
 if TYPE_CHECKING:
     from resjax.train.rebuild import Again, Replayed
 
-OPTIONS = ("step", "spike", "json", "out", "help")
-COLUMNS = {  # of the table by site
-    "update_ratio": "update/stream",
-    "update_cosine": "cosine",
-    "stream_rms": "stream RMS",
-    "update_rms": "update RMS",
-    "stream_max": "stream max",
-    "update_max": "update max",
-    "token_cosine": "token cosine",
-    "swallowed": "swallowed",
-    "stream_grad": "gradient",
-    "finite": "finite",
-}
+OPTIONS = ("step", "spike", "scanned", "json", "out", "help")
 PROFILE = ("update_ratio", "stream_rms", "stream_max", "stream_grad")  # compared before, at and after a spike
 
 
@@ -37,9 +25,10 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="python -m resjax.replay",
         description="One step of a run again: from the state that was kept if it was not finite, else run up to from the last "
-        "checkpoint before it; on the same device the numbers are the recorded ones, bit for bit. Prints loss, gradient norm and "
-        "all sites; where something is not finite the step is done operation by operation, and the first such value is named. The "
-        "run's folder is left as it is.",
+        "checkpoint before it; on the same device the numbers are the recorded ones, bit for bit. Then the same step with its blocks "
+        "unrolled, nothing rematerialised and every group of probes on, whatever the run measured: prints all of them, by site. Where "
+        "something is not finite the step is done operation by operation, and the first such value is named. The run's folder is "
+        "left as it is.",
         epilog="Exit codes: 0 done, 1 the machine failed, 2 bad input.",
         allow_abbrev=False,
     )
@@ -50,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="K",
         type=int,
         help="the K-th spike of the loss, from 1: the profile by depth before it, at its peak and after it",
+    )
+    made.add_argument(
+        "--scanned",
+        action="store_true",
+        help="measure with the blocks scanned and rematerialised as in the run: where there are so many that unrolled they take long "
+        "to compile, or much memory",
     )
     made.add_argument("--json", action="store_true", help="as JSON")
     made.add_argument("--out", metavar="DIR", help="also write replay.json into this folder")
@@ -72,7 +67,7 @@ def _replay(words: Sequence[str]) -> int:
     from resjax.train.rebuild import Again  # loads JAX
     from resjax.train.writers import to_json
 
-    again = Again.of(arguments.run)
+    again = Again.of(arguments.run, unrolled=not arguments.scanned)
     if arguments.spike is None:
         found = again.replay([arguments.step])
         result, lines = of_step(again, found[0]), step_lines(again, found[0])
@@ -117,21 +112,33 @@ def of_step(again: "Again", done: "Replayed") -> dict[str, Any]:
         "finite": done.finite,
         "recorded": done.recorded or None,
         "same": done.same,
+        "strayed": again.strayed,
+        "steady": done.steady,
         "nonfinite": None if done.first is None else done.first.as_dict(),
+        "unrolled": again.unrolled,
+        "measured": done.measured,
+        "sites": sites_of(done.probes),
+        "roles": again.roles,
         "probes": done.probes,
     }
 
 
 def step_lines(again: "Again", done: "Replayed") -> list[str]:
     """A replayed step for a person."""
+    from resjax.health.written import written
+
     lines = [f"{again.folder.path}, step {done.step} again, from {again.source}"]
     lines += [f"note: {note}" for note in again.notes]
-    numbers = done.metrics
+    numbers, form = done.metrics, "unrolled" if again.unrolled else "scanned as in the run"
     lines.append(
         f"loss {numbers['loss']:.7g}, gradient norm {numbers['grad_norm']:.7g}, learning rate {numbers['lr']:.3g}"
         + (f", loss scale {numbers['loss_scale']:g}" if again.config.precision.loss_scale is not None else "")
     )
-    lines += [compared(done), "", *table(done), ""]
+    lines.append(compared(again, done))
+    lines.append(
+        f"{form}, with everything measured: loss {done.measured['loss']:.7g}, gradient norm {done.measured['grad_norm']:.7g}"
+    )
+    lines += ["", *written(done.probes, again.roles), ""]
     if done.first is not None:
         lines.append(done.first.sentence())
     elif not done.finite:
@@ -144,41 +151,27 @@ def step_lines(again: "Again", done: "Replayed") -> list[str]:
     return lines
 
 
-def compared(done: "Replayed") -> str:
-    """How the numbers compare with those in metrics.jsonl."""
+def compared(again: "Again", done: "Replayed") -> str:
+    """How the numbers compare with those in metrics.jsonl and, where they are other ones, what is known of the reason."""
     if done.same is None:
         return "metrics.jsonl has no row of this step to compare with"
     if done.same:
         return "the same as in metrics.jsonl, bit for bit"
     pairs = ", ".join(f"{name} {done.metrics[name]:.9g} now, {was:.9g} then" for name, was in done.recorded.items())
-    return f"not the same as in metrics.jsonl: {pairs}"
+    told = f"not the same as in metrics.jsonl: {pairs}"
+    if again.strayed is not None and again.strayed < done.step:
+        told += f"; the first step on the way from {again.source} that differs is {again.strayed}"
+    if not done.steady:
+        return f"{told}; done twice here it differs too: this device is not deterministic, and what is shown is close to what was"
+    reason = "see the notes" if again.notes else "what makes it other than the run is not known"
+    return f"{told}; done twice here it is the same both times: it is not chance, and {reason}"
 
 
-def table(done: "Replayed") -> list[str]:
-    """All sites of a step, a line each."""
-    from resjax.health.record import site_names
+def sites_of(probes: Mapping[str, Any]) -> list[str]:
+    """Names of the last axis of probes by site."""
+    from resjax.health.record import SITE_PROBES, site_names
 
-    there = {name: title for name, title in COLUMNS.items() if name in done.probes}
-    if not there:
-        return ["nothing is measured at the sites"]
-    depth, sites = done.probes[next(iter(there))].shape
-    rows = [["block", "site", *there.values()]]
-    for block in range(depth):
-        for site, name in enumerate(site_names(sites)):
-            cells = [number(done.probes[probe][block, site]) for probe in there]
-            rows.append([str(block), name, *cells])
-    return aligned(rows)
-
-
-def number(value: Any) -> str:
-    """Four digits; '-' where the scheme has no such thing (or it is NaN)."""
-    value = float(value)
-    return "-" if value != value else f"{value:.4g}"
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return next((list(site_names(probes[name].shape[1])) for name in SITE_PROBES if name in probes), [])
 
 
 # ------------------------------------------------------------------ a spike
@@ -277,6 +270,7 @@ def changes(found: list["Replayed"], spike: Spike) -> list[dict[str, Any]]:
 def spike_lines(again: "Again", spike: Spike, found: list["Replayed"]) -> list[str]:
     """A spike for a person."""
     from resjax.health.record import site_names
+    from resjax.health.written import aligned, number, title
 
     ends = {
         "recovered": "it comes back",
@@ -291,19 +285,20 @@ def spike_lines(again: "Again", spike: Spike, found: list["Replayed"]) -> list[s
     ]
     for done in found:
         lines.append(
-            f"step {done.step}: loss {done.metrics['loss']:.7g}, gradient norm {done.metrics['grad_norm']:.7g}; {compared(done)}"
+            f"step {done.step}: loss {done.metrics['loss']:.7g}, gradient norm {done.metrics['grad_norm']:.7g}; "
+            f"{compared(again, done)}"
         )
         if done.first is not None:
             lines.append(done.first.sentence())
     for change in changes(found, spike):
         lines.append(
-            f"{COLUMNS[change['probe']]} moved most at block {change['block']}, {change['site']}: "
+            f"{title(change['probe'])} moved most at block {change['block']}, {change['site']}: "
             f"{change['factor']:.3g} times that before"
         )
     there = [name for name in PROFILE if name in found[0].probes]
     if there:
         depth, sites = found[0].probes[there[0]].shape
-        titles = [f"{COLUMNS[name]} @{done.step}" for name in there for done in found]
+        titles = [f"{title(name)} @{done.step}" for name in there for done in found]
         rows = [["block", "site", *titles]]
         for block in range(depth):
             for site, name in enumerate(site_names(sites)):

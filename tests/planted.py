@@ -1,6 +1,9 @@
-"""Runs with a fault planted in them, for tests of what finds it: weights changed at the start, one block's step size, or fields."""
+"""Runs with a fault planted in them, for tests of what finds it: weights changed at the start or in a checkpoint, one block's step
+size, or fields.
+"""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,9 @@ import pytest
 import runs
 from resjax.train import assemble
 from resjax.train.assemble import Parts
+from resjax.train.checkpoint import Checkpoints
 from resjax.train.leaves import named
+from resjax.train.rebuild import Again
 from resjax.train.state import TrainState
 
 WRITE = "stack/runs/0/sites/{}/branch/write/kernel"
@@ -52,18 +57,36 @@ def trained(
     return workdir
 
 
+def spoilt(run: Path, folder: Path, change: Change) -> Path:
+    """A copy of a run that was stopped, with the parameters of its newest checkpoint changed: the command goes on from them."""
+    shutil.copytree(run, folder)
+    step = runs.steps(folder)[-1]
+    read, write = Checkpoints(folder / "checkpoints"), Checkpoints(folder / "checkpoints")
+    try:
+        state, meta, _ = read.restore(step, Again.of(folder).parts.abstract)
+        write.save(step, replace(state, params=changed(state.params, change)), {"config": meta["config"]})
+    finally:
+        read.close()
+        write.close()
+    return folder
+
+
+def changed(params: Any, change: Change) -> Any:
+    """Parameters, each as ``change`` has it."""
+    leaves, structure = jax.tree.flatten(params)
+    now = [change(path, x) for path, x in zip(named(params), leaves, strict=True)]
+    assert any(one is not x for one, x in zip(now, leaves, strict=True)), "no parameter was changed"
+    return jax.tree.unflatten(structure, now)
+
+
 @contextlib.contextmanager
 def _changed_start(change: Change | None) -> Iterator[None]:
     original = Parts.initial
 
     def initial(self: Parts, batch: Any = None) -> TrainState:
         state = original(self, batch)
-        leaves, structure = jax.tree.flatten(state.params)
-        paths = list(named(state.params))
-        assert change is not None and len(paths) == len(leaves)
-        return replace(
-            state, params=jax.tree.unflatten(structure, [change(p, x) for p, x in zip(paths, leaves, strict=True)])
-        )
+        assert change is not None
+        return replace(state, params=changed(state.params, change))
 
     with pytest.MonkeyPatch.context() as patch:
         if change is not None:
@@ -103,6 +126,22 @@ def at_block(block: int, factor: float, *parts: str) -> Change:
     def change(path: str, x: jax.Array) -> jax.Array:
         hit = path.startswith("stack/runs") and (not parts or any(part in path for part in parts))
         return x.at[block].multiply(factor) if hit else x
+
+    return change
+
+
+def put(value: float, path: str, *index: Any) -> Change:
+    """The parameter at ``path`` with ``value`` at an index."""
+    return lambda name, x: x.at[index].set(value) if name == path else x
+
+
+def both(*changes: Change) -> Change:
+    """One change after the other."""
+
+    def change(path: str, x: jax.Array) -> jax.Array:
+        for one in changes:
+            x = one(path, x)
+        return x
 
     return change
 

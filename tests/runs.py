@@ -25,10 +25,10 @@ from resjax import data, main
 from resjax.config.entry import source as scheme_source
 from resjax.config.tree import flat
 from resjax.health.record import HealthRecord
-from resjax.train import session
+from resjax.train import rebuild, session
 from resjax.train.assemble import assemble
 from resjax.train.checkpoint import Checkpoints
-from resjax.train.program import Programs, compile_programs
+from resjax.train.program import Programs, StepProgram, compile_programs, compile_step
 from resjax.train.writers import read_json, read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +79,8 @@ def quick() -> Iterator[None]:
         patch.setattr(jax.stages.Lowered, "compile", lambda lowered: compile_(lowered, quick_options()))
         patch.setattr(session, "assemble", lambda config, vocab: replace(known(assemble, config, vocab), config=config))
         patch.setattr(session, "compile_programs", lambda parts, state: known(programs, parts.config, parts))
+        patch.setattr(rebuild, "assemble", lambda config, vocab: replace(known(assemble, config, vocab), config=config))
+        patch.setattr(rebuild, "compile_step", lambda parts, *_: known(step_alone, parts.config, parts))
         yield
     for name, value in before.items():
         jax.config.update(name, value)
@@ -103,17 +105,26 @@ def once(make: Callable[..., Any], *arguments: Any) -> Any:
 
 def known(make: Callable[..., Any], config: Any, *arguments: Any) -> Any:
     """``make(...)``, made once for all configurations that differ only in what no program depends on."""
-    fields = {path: value for path, value in flat(config).items() if path not in ASIDE}
-    own_scheme = scheme_source(config) if ".py" in config.residual.name else None
-    key = (make, repr(fields), repr(own_scheme))
+    key = key_of(make, config)
     if key not in KNOWN:
         KNOWN[key] = make(config, *arguments)
     return KNOWN[key]
 
 
+def key_of(make: Callable[..., Any], config: Any) -> tuple:
+    fields = {path: value for path, value in flat(config).items() if path not in ASIDE}
+    own_scheme = scheme_source(config) if ".py" in config.residual.name else None
+    return make, repr(fields), repr(own_scheme)
+
+
 def programs(config: Any, parts: Any) -> Programs:
     del config
     return compile_programs(parts, parts.abstract)
+
+
+def step_alone(config: Any, parts: Any) -> StepProgram:
+    """The step; that of a run, if it was compiled."""
+    return KNOWN.get(key_of(programs, config)) or compile_step(parts, parts.abstract)
 
 
 def calm(folder: Path) -> Path:

@@ -53,6 +53,57 @@ def test_a_planted_fault_is_found_and_named(name, tmp_path):
         assert any(one.kind == kind and where in one.where for one in found), told
 
 
+CUT = """
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from resjax.health.arithmetic import round_to
+from resjax.residual import CATALOGUE, OneStream
+from resjax.residual.precision import exact
+from resjax.residual.streams import One
+
+
+@dataclass(frozen=True)
+class Cutting(OneStream):
+    def build(self, width, site, norms, key):
+        return CuttingSite()
+
+
+class CuttingSite(One):
+    def write(self, stream, memo, update, around):
+        after, flow = super().write(stream, memo, update, around)
+        cut = round_to(exact(flow.kept) + exact(flow.update), after.dtype, "truncating").astype(after.dtype)
+        after = after - jax.lax.stop_gradient(after) + jax.lax.stop_gradient(cut)  # the gradient of the sum
+        return after, flow._replace(after=after)
+
+
+CUT = CATALOGUE["pre_ln"].but(name="cut", carry=Cutting())
+"""
+
+
+@pytest.mark.parametrize(("add", "found"), [("truncating", ["biased adds"]), ("rounding", [])])
+def test_a_run_whose_adds_truncate_is_told_from_one_whose_adds_round(add, found, tmp_path):
+    """A10, in bfloat16 streams, by what the run recorded and by what a study of its last state sees."""
+    (tmp_path / "own.py").write_text(CUT)
+    name = f"{tmp_path / 'own.py'}:CUT" if add == "truncating" else "pre_ln"
+    with runs.quick():
+        fields = {"precision__stream": "bfloat16", "health__groups": "forward,precision", "train__eval_every": 0}
+        assert runs.run(runs.calm(tmp_path), tmp_path / "run", residual__name=name, **fields) == 0
+        case = case_of(str(tmp_path / "run"), studies=("probes",), start=False)
+    biased = [one for one in diagnose(case).findings if one.kind == "biased adds"]
+    assert [one.kind for one in biased] == found
+    studied = {key: np.asarray(case.studies["probes"][key]) for key in ("signed_error", "mean_error")}
+    recorded = {key: case.end(key) for key in studied}
+    for figures in (studied, recorded):
+        share = figures["signed_error"] / figures["mean_error"]
+        assert (share < -0.95).all() if found else (abs(share) < 0.3).all()
+    for one in biased:
+        assert one.where == "attention of blocks 0-1; mlp of blocks 0-1" and one.figure == "signed_error"
+        assert -0.004 < one.value < -0.002 and "truncating" in one.advice
+
+
 @SLOW
 def test_an_unplanted_run_of_the_same_kind_has_no_findings(tmp_path):
     with runs.quick():

@@ -4,25 +4,35 @@ import functools
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import runs
+from resjax.checkup import case_of
 from resjax.config.tree import assign, default
 from resjax.config.validate import resolve
+from resjax.errors import Refused
+from resjax.health.diagnosis import diagnose
 from resjax.health.findings import located
 from resjax.health.places import Place, place
 from resjax.health.walk import Walk, search
-from resjax.residual import CATALOGUE
+from resjax.residual import CATALOGUE, constant
 from resjax.residual.gains import Learned
 from resjax.train import evidence
 from resjax.train.assemble import assemble
+from resjax.train.checkpoint import Checkpoints
 from resjax.train.forensics import first_nonfinite
 from resjax.train.leaves import named
-from resjax.train.state import LossScale
+from resjax.train.rebuild import Again
+from resjax.train.state import LossScale, create
+from resjax.train.step import Recipe
 from runs import run, summary
 
 BLOCK = 7
@@ -166,6 +176,106 @@ def test_a_norm_of_the_gradient_that_overflows():
     first = first_nonfinite(parts, replace(state, loss_scale=LossScale(jnp.float32(1e25), jnp.int32(0))), batch)
     assert (first.direction, first.block, first.part, first.kind) == ("backward", None, "grad_norm", "+Inf")
     assert 1e18 < first.largest_before < 1e27
+
+
+# no norm, so that what a test puts into the stream is what it adds up
+BARE = CATALOGUE["pre_ln"].but(name="bare", norm_in=None, final_norm=None)
+
+
+def doubling(value):
+    """A model of which every feed-forward adds what it reads (positive values, attention adds nothing), from a stream of ``value``."""
+    parts, state, batch = made(BARE, model__mlp="relu", model__depth=3)
+    unit = jnp.eye(16, 64)
+    for path, change in {
+        "embed": lambda table: jnp.full_like(table, value),
+        "positions": jnp.zeros_like,
+        QKV: jnp.zeros_like,
+        "stack/runs/0/sites/0/branch/write/kernel": jnp.zeros_like,
+        FC_IN: lambda kernel: jnp.broadcast_to(unit, kernel.shape),
+        WRITE: lambda kernel: jnp.broadcast_to(unit.T, kernel.shape),
+    }.items():
+        state = changed(state, path, change)
+    return parts, state, batch
+
+
+def test_a_residual_add_that_overflows_is_named_as_that():
+    parts, state, batch = doubling(6e37)  # 1.2e38, 2.4e38, and no more
+    first = first_nonfinite(parts, state, batch)
+    assert (first.direction, first.block, first.site, first.part) == ("forward", 2, "mlp", "add")
+    assert (first.kind, first.operation, first.plus_inf) == ("+Inf", "add", first.size)
+    assert first.largest_before == pytest.approx(2.4e38, rel=1e-6)
+
+
+def test_gradients_of_skip_and_branch_that_overflow_as_they_are_added():
+    """Each of them fits; the backward pass adds them where the forward pass reads the stream."""
+    parts, state, batch = doubling(2e-38)
+    targets = np.arange(32) >= 16
+    state = changed(state, "head", lambda head: jnp.zeros_like(head).at[0].set(jnp.where(targets, -5e37, 5e37)))
+    batch = np.full_like(batch, 20)  # what is most unlikely
+    for scale, over in ((8.0, False), (32.0, True)):
+        first = first_nonfinite(parts, replace(state, loss_scale=LossScale(jnp.float32(scale), jnp.int32(0))), batch)
+        if over:
+            assert (first.direction, first.block, first.site, first.part) == ("backward", 2, "mlp", "add")
+            assert first.operation == "add_any" and first.kind in ("+Inf", "-Inf") and first.largest_before > 1.7e38
+            assert "in the backward pass, block 2, mlp, residual add:" in first.sentence()
+        else:
+            assert first is None or first.block != 2
+
+
+def test_a_norm_that_overflows_is_named_as_that():
+    parts, state, batch = made()
+    first = first_nonfinite(
+        parts, changed(state, "stack/runs/0/sites/1/norm_in/gain", lambda gain: gain.at[5].set(2e38)), batch
+    )
+    assert (first.direction, first.block, first.site, first.part) == ("forward", 5, "mlp", "norm_in")
+    assert (first.operation, first.largest_before) == ("mul", pytest.approx(2e38, rel=1e-6)) and not first.parameter
+    first = first_nonfinite(parts, changed(state, "final_norm/gain", lambda gain: gain.at[3].set(2e38)), batch)
+    assert (first.direction, first.block, first.part, first.operation) == ("forward", None, "final_norm", "mul")
+
+
+def test_tokens_that_the_model_does_not_have_are_laid_to_the_batch():
+    parts, state, batch = made()
+    batch = batch.copy()
+    batch[1, 5], batch[0, 3] = 99, -1
+    first = first_nonfinite(parts, state, batch)
+    assert (first.parameter, first.rows, first.stray, first.part) == ("batch", (1,), (5, 99), "loss")
+    assert (
+        "the batch, row 1, position 5, where token 99 is none of the model's (met in the forward pass, loss): NaN"
+        in (first.sentence())
+    )
+    # what is not finite before the loss is no fault of the token
+    first = first_nonfinite(parts, changed(state, WRITE, times(BLOCK, jnp.inf)), batch)
+    assert (first.parameter, first.stray) == (f"params/{WRITE}", None)
+
+
+class Regression(nnx.Module):
+    """A model of floats: one matrix, no blocks."""
+
+    def __init__(self, width):
+        self.weights = constant(0.5, (width,), "head")
+        self.stack = SimpleNamespace(plan=())
+
+    def objective(self, batch, context, tap=None):
+        with jax.named_scope("embedding"):
+            h = batch[..., :-1] * self.weights[...]
+        with jax.named_scope("loss"):
+            return jnp.mean(jnp.square(jnp.sum(h, axis=-1) - batch[..., -1])), {}
+
+
+@pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (-np.inf, "-Inf")])
+def test_a_batch_of_floats_is_named_as_the_batch(value, kind):
+    graphdef, params = nnx.split(Regression(4))
+    state = create(params, optax.sgd(0.1), jax.random.key(0), 1.0)
+    parts = SimpleNamespace(recipe=Recipe(), graphdef=graphdef, knobs={}, abstract=state, vocab=0)
+    batch = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    assert first_nonfinite(parts, state, batch) is None
+    batch[[2, 4], 1] = value
+    first = first_nonfinite(parts, state, batch)
+    assert (first.parameter, first.rows, first.blocks, first.kind) == ("batch", (2, 4), (), kind)
+    assert (first.direction, first.part, first.stray) == ("forward", "embedding", None)
+    assert (
+        "the first non-finite value is in the batch, rows 2, 4 (met in the forward pass, embedding)" in first.sentence()
+    )
 
 
 def test_an_accumulated_batch_is_searched_slice_by_slice():
@@ -359,6 +469,19 @@ def test_skip_mode_keeps_a_few_states(calm, bad, tmp_path, capfd):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_step_that_a_run_went_past_is_the_doctors_first_finding(calm, bad, tmp_path):
+    """Also where no probes were recorded of it, and it is not in the summary."""
+    folder = tmp_path / "run"
+    assert run(calm, folder, residual__name=f"{bad}:ONCE", train__on_nonfinite="skip", train__eval_every=0) == 0
+    assert "nonfinite" not in summary(folder)
+    found = diagnose(case_of(str(folder), start=False)).findings[0]
+    assert (found.kind, found.step) == ("non-finite value", 7)
+    assert found.where == "forward pass, block 1, attention, scale of the update" and "went on" in found.reason
+    assert f"python -m resjax.replay {folder} --step=7" in found.advice
+    assert diagnose(case_of(str(folder), 6, start=False)).findings == []
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_disk_that_is_full_for_the_evidence_stops_no_run(calm, bad, tmp_path, monkeypatch, capfd):
     def full(*_):
         raise OSError(28, os.strerror(28))
@@ -368,6 +491,65 @@ def test_a_disk_that_is_full_for_the_evidence_stops_no_run(calm, bad, tmp_path, 
     assert run(calm, folder, residual__name=f"{bad}:TWICE", train__on_nonfinite="skip") == 0
     assert "step 7: the state before it could not be kept" in capfd.readouterr().out
     assert not list((folder / "nonfinite").iterdir())
+
+
+def kept_of(folder, batch, state):
+    return evidence.save(folder, 7, batch, {"step": 7}, state, {})
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyboardInterrupt, SystemExit, OSError(28, os.strerror(28))], ids=["^C", "exit", "full"]
+)
+@pytest.mark.parametrize(
+    "at", [(np, "savez"), (evidence, "write_json"), (Checkpoints, "_write"), (Path, "rename")], ids=lambda at: at[1]
+)
+def test_what_comes_in_between_leaves_nothing_half_written(at, fault, tmp_path, monkeypatch):
+    """Neither a first time nor over what was there; and the next try is whole."""
+    state = create({"w": jnp.arange(3.0)}, optax.sgd(0.1), jax.random.key(0), 1.0)
+    state = replace(state, step=jnp.int32(6))
+    folder, first, second = tmp_path / "nonfinite", np.zeros((2, 3), np.int32), np.ones((2, 3), np.int32)
+
+    def fails(*_, **__):
+        raise fault
+
+    for batch, there in ((first, None), (second, first)):
+        with monkeypatch.context() as patch, pytest.raises(fault if isinstance(fault, type) else type(fault)):
+            patch.setattr(*at, fails)
+            kept_of(folder, batch, state)
+        assert [path.name for path in folder.iterdir()] == ([] if there is None else ["7"])
+        if there is not None:
+            np.testing.assert_array_equal(evidence.load(folder, 7, state, {}).batch, there)
+        assert kept_of(folder, batch, state) and [path.name for path in folder.iterdir()] == ["7"]
+        found = evidence.load(folder, 7, state, {})
+        np.testing.assert_array_equal(found.batch, batch)
+        np.testing.assert_array_equal(found.state.params["w"], [0, 1, 2])
+        assert not kept_of(folder, batch, state)  # it is there
+
+
+def test_what_a_kill_has_left_is_no_evidence_and_goes(tmp_path):
+    state = create({"w": jnp.arange(3.0)}, optax.sgd(0.1), jax.random.key(0), 1.0)
+    left = tmp_path / "7.tmp"
+    left.mkdir()
+    (left / "batch.npz").write_bytes(b"PK")
+    assert evidence.steps(tmp_path) == [] and evidence.load(tmp_path, 7, state, {}) is None
+    evidence.clear(tmp_path)
+    assert not left.exists()
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "batch.npz").write_bytes(b"PK")
+    with pytest.raises(Refused, match=r"7 cannot be read .* remove it to rebuild the step from a checkpoint"):
+        evidence.load(tmp_path, 7, state, {})
+
+
+@pytest.mark.usefixtures("quick")
+def test_after_rollbacks_in_vain_the_last_one_is_kept(calm, bad, tmp_path, capfd):
+    """Each try of step 7 has another batch; the replay is of the one that the run stopped at."""
+    folder = tmp_path / "run"
+    assert run(calm, folder, residual__name=f"{bad}:ONCE", train__on_nonfinite="rollback") == 4
+    assert evidence.steps(folder / "nonfinite") == [7] and not (folder / "nonfinite/7/state").exists()
+    with np.load(folder / "nonfinite/7/batch.npz") as kept:
+        cursor = int(runs.arrays(folder, 6)["cursor"])
+        np.testing.assert_array_equal(kept["tokens"], Again.of(folder).pipeline.batch(cursor))
+    assert cursor > 6
 
 
 KILLED = """

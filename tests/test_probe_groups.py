@@ -204,22 +204,6 @@ def test_several_batches_at_once():
         assert not np.any(got[key][1])
 
 
-# ---- the parts add up
-
-
-@pytest.mark.parametrize("name", ["pre_ln", "sandwich_branch", "layerscale", "parallel"])
-def test_embedding_and_updates_are_the_final_stream(name):
-    """And the logits follow from it."""
-    model = make(name, depth=2)
-    logits, got = fast(all_probes)(model)
-    updates = np.asarray(got["update"], np.float64)
-    last = np.asarray(model.embedded(BATCH, Context()), np.float64) + updates.sum(axis=(0, 1))
-    np.testing.assert_allclose(got["after"][-1, -1], last, rtol=1e-5, atol=1e-5)
-    final = jnp.asarray(last, jnp.float32)
-    final = final if model.final_norm is None else model.final_norm(final)
-    np.testing.assert_allclose(model.logits(final), logits, rtol=1e-4, atol=1e-4)
-
-
 # ---- attention in parts
 
 

@@ -29,10 +29,11 @@ NOTHING: frozenset[int] = frozenset()
 
 
 class Seen(NamedTuple):
-    """A value, and the origins (by number) of what is not finite in it; empty where all is."""
+    """A value, the origins (by number) of what is not finite in it (empty where all is), and the name stack of what made it."""
 
     value: Any
     origins: frozenset[int]
+    stack: str = ""
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Origin:
     Attributes:
       stack: name stack of the operation.
       operation: the primitive's name; '' for inputs and constants.
+      operands: name stacks of the operations that made its operands; '' for those of none.
       dtype, size: of its result: elements in all.
       nan, plus, minus: how many of them are NaN, +Inf, -Inf.
       before: largest finite magnitude among the operands; None without any.
@@ -57,6 +59,7 @@ class Origin:
 
     stack: str = ""
     operation: str = ""
+    operands: tuple[str, ...] = ()
     dtype: str = ""
     size: int = 0
     nan: int = 0
@@ -182,13 +185,14 @@ class Walk:
 
     def _look(self, equation: Any, operands: list[Seen], result: Any, number: int, stack: str) -> Seen:
         if all_finite(result):
-            return Seen(result, NOTHING)
+            return Seen(result, NOTHING, stack)
         inherited = self._inherited(result, [operand for operand in operands if operand.origins])
         only_constants = all(self.origins[i].constant for i in inherited)
         if inherited and not (only_constants and is_new(result, operands)):
             self._spoil(inherited, operands, stack)
-            return Seen(result, inherited)
-        origin = Origin(stack, equation.primitive.name, before=largest(operands))
+            return Seen(result, inherited, stack)
+        made_by = tuple(operand.stack for operand in operands)
+        origin = Origin(stack, equation.primitive.name, made_by, before=largest(operands))
         infinite_half = result.dtype in HALF and bool(jnp.isinf(result).any())
         origin.unrounded = unrounded(equation, operands, result.dtype, number) if infinite_half else None
         new = self._new(origin, result)
@@ -196,7 +200,7 @@ class Walk:
             origin.plus = origin.minus = 0
         origin.at = self.done
         self._spoil(new, operands, stack)
-        return Seen(result, new)
+        return Seen(result, new, stack)
 
     def _inherited(self, result: Any, spoilt: list[Seen]) -> frozenset[int]:
         """The origins that a result has from its operands. What is no constant counts before constants; of constants, where a

@@ -6,7 +6,8 @@
     report.json   the step's numbers, and the first non-finite value
 
 A folder is written under a temporary name and renamed: it is there or it is not. Of the steps that a run went past, the first few are
-kept, so that a run that meets many fills no disk.
+kept, so that a run that meets many fills no disk. A step that is met again with another batch, as after a rollback, takes the place of
+the one before.
 """
 
 import os
@@ -68,7 +69,7 @@ def save(
     state: TrainState | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Keep a step; False where it is there already, or too many are.
+    """Keep a step; False where it is there already, with this batch, or too many are.
 
     Args:
       folder: ``RUN/nonfinite``.
@@ -77,11 +78,15 @@ def save(
       config: to keep with the state.
 
     Raises:
-      OSError: the disk is full, or the like; nothing is left of it.
+      OSError: the disk is full, or the like; nothing is left of it, and what was there before stays.
     """
     clear(folder)
-    target, unfinished = folder / str(step), folder / f"{step}{UNFINISHED}"
-    if target.exists() or (state is not None and not has_room(folder)):
+    target, unfinished, before = (
+        folder / str(step),
+        folder / f"{step}{UNFINISHED}",
+        folder / f"{step}.before{UNFINISHED}",
+    )
+    if holds(target, batch) or (state is not None and not has_room(folder)):
         return False
     try:
         unfinished.mkdir(parents=True)
@@ -96,11 +101,29 @@ def save(
                 checkpoints.save(int(state.step), state, {"config": dict(config or {})})
             finally:
                 checkpoints.close()
+        if target.exists():
+            target.rename(before)
         unfinished.rename(target)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if before.exists() and not target.exists():
+            before.rename(target)
+        clear(folder)
         raise
+    clear(folder)
     return True
+
+
+def holds(place: Path, batch: np.ndarray) -> bool:
+    """Whether this batch is kept there."""
+    try:
+        return np.array_equal(_batch_of(place), batch)
+    except UNREADABLE:
+        return False
+
+
+def _batch_of(place: Path) -> np.ndarray:
+    with np.load(place / "batch.npz", allow_pickle=False) as held:
+        return held["tokens"]
 
 
 def load(folder: Path, step: int, like: TrainState, config: Any) -> Evidence | None:
@@ -117,8 +140,7 @@ def load(folder: Path, step: int, like: TrainState, config: Any) -> Evidence | N
     if not place.is_dir():
         return None
     try:
-        with np.load(place / "batch.npz", allow_pickle=False) as held:
-            batch = held["tokens"]
+        batch = _batch_of(place)
         report = read_json(place / "report.json")
     except UNREADABLE as error:
         raise Refused(f"{place} cannot be read ({error}); remove it to rebuild the step from a checkpoint") from None

@@ -17,7 +17,16 @@ from resjax.train.state import TrainState
 from resjax.train.step import make_gradient
 
 LISTED = 6  # blocks or rows of a parameter that are named
-RUNS = "params/stack/runs/"
+RUNS, BATCH = "params/stack/runs/", "batch"
+SUM_OF_GRADIENTS = "add_any"  # JAX's own, where a value is used more than once
+ENTERED = (
+    "read",
+    "norm_in",
+    "branch",
+    "queries_keys_values",
+    "hidden",
+)  # parts that may be the first to read the stream
+JOINED = ("add", "norm_after")  # parts behind the branch, whose gradient goes past it too
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,10 @@ class First:
       largest_before: largest finite magnitude among its operands.
       largest_beside: largest finite magnitude in the same result.
       unrounded: where float16 or bfloat16 overflowed, the largest magnitude that the operation gives in float32.
-      parameter: path of the parameter (or other part of the state) that was not finite before the step; '' for others.
-      blocks, rows: of a parameter, the blocks (or, for one outside of the blocks, rows) that are not finite.
+      parameter: path of the parameter (or other part of the state) that was not finite before the step, or 'batch'; '' for others.
+      blocks, rows: of a parameter, the blocks (or, for one outside of the blocks, or for the batch, rows) that are not finite.
+      stray: of a batch of tokens, the position in the first of its rows and the token there that the model does not have: what
+        should be predicted has no probability, and the loss is NaN.
       constant: it is a constant of the program, such as the value of a scheme's rule.
     """
 
@@ -60,6 +71,7 @@ class First:
     blocks: tuple[int, ...]
     rows: tuple[int, ...]
     constant: bool
+    stray: tuple[int, int] | None = None
 
     @property
     def place(self) -> str:
@@ -68,12 +80,19 @@ class First:
 
     @property
     def where(self) -> str:
-        """'parameter params/..., block 7', or 'forward pass, block 7, mlp, output'."""
+        """'parameter params/..., block 7', 'batch, row 3', or 'forward pass, block 7, mlp, output'."""
         pass_ = f"{self.direction} pass, {self.place}"
         if not self.parameter:
             return pass_
-        within = [f"{word} {numbers(found)}" for word, found in (("block", self.blocks), ("row", self.rows)) if found]
-        return ", ".join([f"parameter {self.parameter}", *within]) + f" (met in the {pass_})"
+        within = [
+            f"{word}{'s' * (len(found) > 1)} {numbers(found)}"
+            for word, found in (("block", self.blocks), ("row", self.rows))
+            if found
+        ]
+        if self.stray is not None:
+            within.append(f"position {self.stray[0]}, where token {self.stray[1]} is none of the model's")
+        what = self.parameter if self.parameter == BATCH else f"parameter {self.parameter}"
+        return ", ".join([what, *within]) + f" (met in the {pass_})"
 
     def sentence(self) -> str:
         """A clause for a person."""
@@ -109,7 +128,7 @@ def first_nonfinite(parts: Parts, state: TrainState, batch: np.ndarray) -> First
     Args:
       parts: of the run.
       state: before the step; its buffers are left alone.
-      batch: (B, T + 1).
+      batch: (B, T + 1) tokens, or what else the model's ``objective`` takes.
     """
     recipe = replace(
         parts.recipe, forward=False, backward=False, more=frozenset(), moved=False
@@ -122,11 +141,12 @@ def first_nonfinite(parts: Parts, state: TrainState, batch: np.ndarray) -> First
 
     before = jax.device_put(replace(state, opt_state=()), jax.devices()[0])
     tokens = jax.device_put(jnp.asarray(batch), jax.devices()[0])
-    leaves = named(before)
-    found = search(jax.make_jaxpr(program)(before, tokens), [*leaves.values(), tokens], [*leaves, "batch"])
+    given = {**named(before), BATCH: tokens}
+    found = search(jax.make_jaxpr(program)(before, tokens), [*given.values()], [*given])
     if found.origin is None:
         return None
-    return described(found.origin, "backward" if found.target else "forward", leaves, first_blocks(parts))
+    first = described(found.origin, "backward" if found.target else "forward", given, first_blocks(parts))
+    return with_stray(first, np.asarray(batch), parts.vocab)
 
 
 def first_blocks(parts: Parts) -> list[int]:
@@ -134,16 +154,39 @@ def first_blocks(parts: Parts) -> list[int]:
     return [run.first for run in nnx.merge(parts.graphdef, parts.abstract.params).stack.plan]
 
 
-def described(origin: Origin, direction: str, leaves: Mapping[str, Any], firsts: list[int]) -> First:
-    """An origin in the network's terms."""
+def with_stray(first: First, batch: np.ndarray, vocab: int) -> First:
+    """``first``, laid to the batch where it is the probability of a token that the model does not have."""
+    if (first.part, first.operation) != ("loss", "gather") or not np.issubdtype(batch.dtype, np.integer):
+        return first
+    stray = np.argwhere((batch >= vocab) | (batch < -vocab))
+    if not len(stray):
+        return first
+    row, position = (int(i) for i in stray[0])
+    rows = tuple(int(i) for i in np.unique(stray[:, 0]))
+    return replace(first, parameter=BATCH, rows=rows, stray=(position, int(batch[row, position])))
+
+
+def joins(origin: Origin, at: Place) -> bool:
+    """Whether an origin in the backward pass is the sum of two gradients, of a branch and of the skip past it: the residual add, as
+    the backward pass meets it."""
+    if origin.operation != SUM_OF_GRADIENTS or at.part not in ENTERED:
+        return False
+    others = [place(stack) for stack in origin.operands]
+    return any((one.block, one.site) != (at.block, at.site) or one.part in JOINED for one in others)
+
+
+def described(origin: Origin, direction: str, given: Mapping[str, Any], firsts: list[int]) -> First:
+    """An origin in the network's terms; ``given`` are the program's inputs by name, ``firsts`` the first blocks of the stack's runs."""
     # of the backward pass, a value that was worked out beforehand stands where it is met
     stack = origin.backward[1] if direction == "backward" and origin.backward else origin.stack or origin.entered
     at = place(stack) or place(origin.stack or origin.entered)
+    if joins(origin, at):
+        at = replace(at, part="add")
     counts = {"+Inf": origin.plus, "-Inf": origin.minus, "NaN": origin.nan}
     blocks: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     if origin.input:
-        bad = ~np.isfinite(np.asarray(leaves[origin.input]).astype(np.float32))
+        bad = ~np.isfinite(np.asarray(given[origin.input]).astype(np.float32))
         found = tuple(int(i) for i in np.unique(np.argwhere(bad)[:, 0])) if bad.ndim else ()
         if origin.input.startswith(RUNS):
             first = firsts[int(origin.input.removeprefix(RUNS).partition("/")[0])]

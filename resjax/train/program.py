@@ -24,19 +24,17 @@ Evaluation = Callable[[Any, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
-class Programs:
-    """What a run executes.
+class StepProgram:
+    """A compiled step.
 
     Attributes:
       step: (state, batch, on) -> (state, metrics, probes); the state's buffers are used again for the result.
-      evaluation: (params, batch, step) -> loss of a held-out batch.
       whole, rows: shardings of a state, and of a batch.
       stream_dtype: dtype of the residual stream in the step.
       seconds: that tracing and compiling took.
     """
 
     step: Callable[..., tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]]
-    evaluation: Evaluation
     whole: NamedSharding
     rows: NamedSharding
     stream_dtype: str
@@ -47,18 +45,42 @@ class Programs:
         return jax.device_put(tokens, self.rows)
 
 
+@dataclass(frozen=True)
+class Programs(StepProgram):
+    """What a run executes: its step, and beside it
+
+    Attributes:
+      evaluation: (params, batch, step) -> loss of a held-out batch.
+    """
+
+    evaluation: Evaluation
+
+
 def compile_programs(parts: Parts, state: TrainState) -> Programs:
     """Trace and compile; ``state`` may be abstract."""
+    began = time.monotonic()
+    step = compile_step(parts, state)
+    evaluation = compile_evaluation(parts)
+    return Programs(step.step, step.whole, step.rows, step.stream_dtype, time.monotonic() - began, evaluation)
+
+
+def compile_step(parts: Parts, state: TrainState, options: dict[str, Any] | None = None) -> StepProgram:
+    """The program of a step alone; ``state`` may be abstract, ``options`` are the compiler's."""
     began = time.monotonic()
     whole, rows = replicated(parts.mesh), by_rows(parts.mesh)
     # Whatever the policy, the state stops before a step that is not finite, so that it can be looked into and kept.
     recipe = replace(parts.recipe, stop=True)
     step = make_step(parts.graphdef, parts.optimizer, parts.schedule, recipe)
-    jitted = jax.jit(step, donate_argnums=0, in_shardings=(whole, rows, whole), out_shardings=whole)
+    jitted = jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(whole, rows, whole),
+        out_shardings=whole,
+        compiler_options=options,
+    )
     traced = jitted.trace(state, tokens(parts), jax.ShapeDtypeStruct((), jnp.bool))
     compiled = traced.lower().compile()
-    evaluation = compile_evaluation(parts)
-    return Programs(compiled, evaluation, whole, rows, stream_dtype(traced, STREAM), time.monotonic() - began)
+    return StepProgram(compiled, whole, rows, stream_dtype(traced, STREAM), time.monotonic() - began)
 
 
 def compile_evaluation(parts: Parts) -> Evaluation:
@@ -75,7 +97,7 @@ def tokens(parts: Parts) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((data.batch, data.length + 1), jnp.int32)
 
 
-def once_more(programs: Programs, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict, dict]:
+def once_more(programs: StepProgram, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict, dict]:
     """The step at which ``state`` halted, run again on its batch and measured: state as it was, metrics, probes."""
     skipped = jax.device_put(jnp.int32(max(0, int(state.skipped) - 1)), programs.whole)
     again = replace(state, halted=jax.device_put(jnp.asarray(False), programs.whole))
@@ -84,7 +106,7 @@ def once_more(programs: Programs, state: TrainState, tokens: np.ndarray) -> tupl
     return state, jax.device_get(metrics), jax.device_get(probes)
 
 
-def passed_over(programs: Programs, state: TrainState, skipped: int) -> TrainState:
+def passed_over(programs: StepProgram, state: TrainState, skipped: int) -> TrainState:
     """The state after the step at which ``state`` halted, its update left out; ``skipped`` such steps in a row now."""
     counts = {"step": int(state.step) + 1, "cursor": int(state.cursor) + 1, "skipped": skipped}
     placed = {name: jax.device_put(jnp.int32(count), programs.whole) for name, count in counts.items()}

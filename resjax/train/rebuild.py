@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from resjax import data
-from resjax.config.schema import FIELDS
+from resjax.config.schema import HEALTH_GROUPS
 from resjax.config.tree import from_dict
 from resjax.config.validate import BYTES, SYMBOLS
 from resjax.errors import Refused
 from resjax.train import evidence
-from resjax.train.assemble import Parts, assemble
+from resjax.train.assemble import Parts, assemble, quick_start
 from resjax.train.checkpoint import Checkpoints, saved_steps
 from resjax.train.forensics import First, first_nonfinite
-from resjax.train.program import Programs, compile_programs, passed_over
+from resjax.train.program import StepProgram, compile_step, passed_over
+from resjax.train.roles import block_roles
 from resjax.train.runfolder import PACKAGES, RunFolder, fields_of, installed
 from resjax.train.saved import facts_of, refuse_other_scheme
 from resjax.train.state import TrainState
@@ -30,20 +31,24 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 @dataclass(frozen=True)
 class Replayed:
-    """A step, done again.
+    """A step, done again: once as the run did it, and once with everything measured.
 
     Attributes:
       step: from 1.
-      metrics: loss, grad_norm, lr, finite, loss_scale.
-      probes: of the step; see :mod:`resjax.health.record`.
+      metrics: loss, grad_norm, lr, finite, loss_scale, by the run's own program.
+      measured: loss and grad_norm by the program that measures everything; rounded otherwise, as it is another one.
+      probes: of all groups, by that program; see :mod:`resjax.health.record`.
       recorded: the loss and gradient norm of the same step in metrics.jsonl, if it was logged.
+      steady: where the numbers are not those recorded, whether the step, done twice here, gives the same both times.
       first: the first non-finite value; None where all is finite, or it was not found.
     """
 
     step: int
     metrics: dict[str, float]
+    measured: dict[str, float]
     probes: dict[str, np.ndarray]
     recorded: dict[str, float]
+    steady: bool | None = None
     first: First | None = None
 
     @property
@@ -53,9 +58,12 @@ class Replayed:
     @property
     def same(self) -> bool | None:
         """Whether loss and gradient norm are those recorded, bit for bit; None where none are."""
-        if not self.recorded:
-            return None
-        return all(np.array_equal(np.float32(self.metrics[k]), np.float32(v), True) for k, v in self.recorded.items())
+        return alike(self.metrics, self.recorded) if self.recorded else None
+
+
+def alike(metrics: Mapping[str, Any], recorded: Mapping[str, float]) -> bool:
+    """Whether the numbers that were recorded are these, bit for bit."""
+    return all(np.array_equal(np.float32(metrics[name]), np.float32(was), True) for name, was in recorded.items())
 
 
 @dataclass
@@ -65,19 +73,23 @@ class Again:
     Attributes:
       folder, facts, config: of the run.
       parts: assembled for this machine.
+      unrolled: what is measured is measured with the blocks one by one, nothing scanned and nothing rematerialised.
       notes: what a reader should know, one line each.
       source: what the steps were run from, in words.
+      strayed: the first step that was run again on the way and whose numbers are not those recorded; None: there is none.
     """
 
     folder: RunFolder
     facts: dict[str, Any]
     config: Any
     parts: Parts
+    unrolled: bool = True
     notes: list[str] = field(default_factory=list)
     source: str = ""
+    strayed: int | None = None
 
     @classmethod
-    def of(cls, path: str | os.PathLike) -> "Again":
+    def of(cls, path: str | os.PathLike, unrolled: bool = True) -> "Again":
         """The run in a folder.
 
         Raises:
@@ -90,13 +102,7 @@ class Again:
         notes = [*other_versions(facts), *inexact(facts)]
         if (facts.get("device") or {}).get("count") != jax.device_count():
             config.mesh.data = 1
-        groups = FIELDS["health.groups"]
-        missing = [group for group in groups.default if group not in config.health.groups]
-        if missing:
-            config.health.groups = groups.check([*config.health.groups, *missing])
-            notes.append(f"the run did not measure {', '.join(missing)}: a program that does may round otherwise")
-        vocab = SYMBOLS.get(config.data.source, BYTES)
-        return cls(folder, facts, config, assemble(config, vocab), notes)
+        return cls(folder, facts, config, assemble(config, vocab_of(config)), unrolled, notes)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -106,6 +112,11 @@ class Again:
     def saved(self) -> list[int]:
         """The steps that there are checkpoints of."""
         return saved_steps(self.folder.checkpoints)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the weights in its blocks, in the order in which probes have them."""
+        return block_roles(self.parts.abstract.params)
 
     @property
     def last(self) -> int:
@@ -131,8 +142,25 @@ class Again:
         return data.Pipeline(corpus, section.length, section.batch, self.config.seed)
 
     @cached_property
-    def programs(self) -> Programs:
-        return compile_programs(self.parts, self.parts.abstract)
+    def program(self) -> StepProgram:
+        """The run's own step."""
+        return compile_step(self.parts, self.parts.abstract)
+
+    @cached_property
+    def everything(self) -> StepProgram:
+        """The step with all groups of probes, of the same states."""
+        config = self.config.copy_and_resolve_references()
+        config.health.groups = HEALTH_GROUPS
+        if self.unrolled:
+            config.model.scan, config.model.remat = False, "none"
+        parts = assemble(config, vocab_of(config))
+        return compile_step(parts, self.parts.abstract, quick_start(self.parts.abstract.params))
+
+    @cached_property
+    def logged(self) -> dict[int, dict[str, float]]:
+        """By step, the loss and gradient norm that metrics.jsonl has of it."""
+        rows = [row for row in reversed(self.rows) if "loss" in row]
+        return {row["step"]: {name: row[name] for name in ("loss", "grad_norm") if name in row} for row in rows}
 
     def check(self, steps: Sequence[int]) -> None:
         """Refuse steps that the run has not."""
@@ -199,21 +227,23 @@ class Again:
 
     def _placed(self, state: TrainState) -> TrainState:
         state = replace(state, halted=jnp.asarray(False))
-        return jax.device_put(state, self.programs.whole)
+        return jax.device_put(state, self.program.whole)
 
     def _up_to(self, state: TrainState, step: int) -> TrainState:
         """Run on until the next step is ``step``."""
         while (done := int(state.step)) < step - 1:
             state = self._rolled_back(state)
-            batch = self.programs.batch(self.pipeline.batch(int(state.cursor)))
-            state, metrics, _ = self.programs.step(state, batch, np.asarray(False))
+            batch = self.program.batch(self.pipeline.batch(int(state.cursor)))
+            state, metrics, _ = self.program.step(state, batch, np.asarray(False))
+            if self.strayed is None and not alike(metrics, self.logged.get(done + 1, {})):
+                self.strayed = done + 1
             if bool(metrics["halted"]):
                 if self.config.train.on_nonfinite != "skip":
                     raise Refused(
                         f"step {done + 1}, on the way from {self.source} to --step={step}, is not finite when it is run again, "
                         f"and the run went on from it; replay step {done + 1}"
                     )
-                state = passed_over(self.programs, state, int(metrics["skipped"]))
+                state = passed_over(self.program, state, int(metrics["skipped"]))
         return self._rolled_back(state)
 
     def _rolled_back(self, state: TrainState) -> TrainState:
@@ -226,20 +256,34 @@ class Again:
         )
         if not past:
             return state
-        return replace(state, cursor=jax.device_put(jnp.int32(int(state.cursor) + past), self.programs.whole))
+        return replace(state, cursor=jax.device_put(jnp.int32(int(state.cursor) + past), self.program.whole))
 
     def _step(self, state: TrainState, step: int, tokens: np.ndarray) -> tuple[TrainState, Replayed]:
-        state, metrics, probes = self.programs.step(state, self.programs.batch(tokens), np.asarray(True))
-        halted = bool(metrics["halted"])
+        """One step: the state after it, and what it was."""
+        batch, before = self.program.batch(tokens), copied(state)
+        _, everything, probes = self.everything.step(copied(state), batch, np.asarray(True))
+        state, metrics, _ = self.program.step(state, batch, np.asarray(False))
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
-        row = next((row for row in self.rows if row["step"] == step and "loss" in row), {})
-        recorded: dict[str, float] = {name: row[name] for name in ("loss", "grad_norm") if name in row}
-        replayed = Replayed(step, numbers, jax.device_get(probes), recorded)
-        if not replayed.finite:  # the update was not applied, so all but the counts is as before the step
-            scale = state.loss_scale._replace(scale=metrics["loss_scale"])
-            before = replace(state, step=jnp.int32(step - 1), loss_scale=scale)
+        measured = {name: float(everything[name]) for name in ("loss", "grad_norm")}
+        replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.logged.get(step, {}))
+        if replayed.same is False:
+            _, twice, _ = self.program.step(copied(before), batch, np.asarray(False))
+            replayed = replace(replayed, steady=alike(twice, {name: numbers[name] for name in ("loss", "grad_norm")}))
+        if not replayed.finite:
             replayed = replace(replayed, first=first_nonfinite(self.parts, before, tokens))
-        return passed_over(self.programs, state, int(metrics["skipped"])) if halted else state, replayed
+        if bool(metrics["halted"]):
+            state = passed_over(self.program, state, int(metrics["skipped"]))
+        return state, replayed
+
+
+def copied(state: TrainState) -> TrainState:
+    """A copy to be given to a program, which takes its state's buffers."""
+    return jax.tree.map(jnp.copy, state)
+
+
+def vocab_of(config: Any) -> int:
+    """Tokens of a run's data; not of the corpus itself, which may not be there."""
+    return SYMBOLS.get(config.data.source, BYTES)
 
 
 def other_versions(facts: Mapping[str, Any]) -> list[str]:

@@ -103,8 +103,8 @@ class Trained:
         state, _ = again.before(self.step + 1)
         while True:  # once, if the checkpoint is whole
             done = int(state.step)
-            batch = again.programs.batch(self.training_batch(done + 1))
-            state, metrics, _ = again.programs.step(state, batch, np.asarray(False))
+            batch = again.program.batch(self.training_batch(done + 1))
+            state, metrics, _ = again.program.step(state, batch, np.asarray(False))
             if done == self.step:
                 return nnx.merge(again.parts.graphdef, state.params) if bool(metrics["finite"]) else None
             if bool(metrics["halted"]):

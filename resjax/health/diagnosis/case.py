@@ -98,6 +98,8 @@ def recorded_in(folder: str) -> Case:
     notes += record.notes
     rows = read_metrics(path / "metrics.jsonl", notes)
     summary = read_json(path / "summary.json", notes)
+    if not summary.get("nonfinite") and (met := first_met(path, notes)):
+        summary = {**summary, "nonfinite": met}
     return Case(
         name=path.resolve().name,
         record=record,
@@ -108,6 +110,14 @@ def recorded_in(folder: str) -> Case:
         path=str(path),
         notes=notes,
     )
+
+
+def first_met(path: Path, notes: list[str]) -> dict[str, Any]:
+    """What the run in a folder has kept of the first step that was not finite, which it may have gone past; empty where there is none."""
+    reports = {
+        int(one.parent.name): one for one in (path / "nonfinite").glob("*/report.json") if one.parent.name.isdigit()
+    }
+    return read_json(reports[min(reports)], notes) if reports else {}
 
 
 def configuration(given: str) -> dict[str, Any]:
