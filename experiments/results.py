@@ -6,6 +6,7 @@
 ``common`` are the fields that all runs have alike, beside the defaults; a row's ``config`` holds the others.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -65,6 +66,12 @@ def read(path: Path) -> Results:
         raise Refused(f"there is no '{path}'; python -m experiments.run makes it") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Refused(f"'{path}' holds no results of an experiment") from None
+
+
+def digest(found: Results) -> str:
+    """SHA-256 of the rows and measurements, by which a figure says what it was drawn from."""
+    text = json.dumps([list(found.runs), found.measured], sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def write(path: Path, about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], measured: Measured) -> None:

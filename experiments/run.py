@@ -99,7 +99,8 @@ def run(
     if not (smoke and trains):  # small runs of one seed lack what a judge needs; small measurements do not
         found = results.read(kept)
         settled = experiment.settle(found.runs, found.measured, scale)
-        kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
+        drawing = experiment.picture(found.runs, found.measured, results.digest(found))
+        kept.with_suffix(".svg").write_bytes(drawing)
         print(
             "judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled)
         )
