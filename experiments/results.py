@@ -119,14 +119,15 @@ def made_by(experiment: Experiment, scale: str, frozen: str) -> dict[str, Any]:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(_rounded(to_json(value)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(rounded(to_json(value)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """A value as it is kept: numbers to ``DIGITS`` digits."""
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [rounded(one) for one in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
