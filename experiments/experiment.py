@@ -101,11 +101,11 @@ class Experiment:
         """Its grid: the fields of every cell; empty where nothing is trained."""
         return from_file(self.spec(scale), "sweep", [])
 
-    def picture(self, runs: Runs, measured: Measured) -> bytes:
-        """Its figure as an SVG file, whose bytes depend on nothing but what it shows."""
+    def picture(self, runs: Runs, measured: Measured, stamp: str | None = None) -> bytes:
+        """Its figure as an SVG file, whose bytes depend on nothing but what it shows; ``stamp`` is what the file is known by."""
         from resjax.drawing import svg
 
-        return svg(self.drawn(runs, measured), self.question)
+        return svg(self.drawn(runs, measured), self.question, stamp)
 
     def drawn(self, runs: Runs, measured: Measured) -> Any:
         """Its figure.

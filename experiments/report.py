@@ -1,14 +1,14 @@
 """What do the kept results say about the 83 claims? The page of verdicts, made from them.
 
 python -m experiments.report             write experiments/REPORT.md, report.html, the figures, and the lines of README.md
-python -m experiments.report --check     write nothing; exit code 1 where REPORT.md or README.md is not what the results give
+python -m experiments.report --check     write nothing; exit code 1 where REPORT.md, README.md or a figure is not what the results give
 """
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,36 +47,49 @@ def texts(evidence: "Evidence") -> dict[Path, str]:
 
 
 def check() -> int:
-    """Whether the files are what the results give."""
+    """Whether the files are what the results give; figures are drawn again for that."""
+    from experiments.page import drawings
     from experiments.page.evidence import gather
 
-    wanted = texts(gather())
-    others = [
-        path.name for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    for name in others:
-        print(f"{name} is not what the results give: python -m experiments.report")
+    evidence = gather()
+    others = {
+        path.name: ""
+        for path, text in texts(evidence).items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+    others |= {one.picture.name: why for one in evidence.kept if (why := drawings.differs(one))}
+    for name, why in others.items():
+        print(f"{name} is not what the results give{f' ({why})' if why else ''}: python -m experiments.report")
     return DIFFERS if others else 0
 
 
 def write() -> int:
     """All files anew."""
-    from experiments.page import content, html
+    from experiments.page import drawings
     from experiments.page.evidence import gather
 
     evidence = gather()
-    parts = content.page(evidence)
-    figures = {}
-    for one in evidence.kept:
-        drawing = one.experiment.picture(one.found.runs, one.found.measured)
-        whole(one.picture, drawing)
-        figures[one.picture.name] = drawing.decode()
-    for path, text in {**texts(evidence), PAGE: html.text(parts, evidence, figures)}.items():
+    figures = {one.picture: drawings.drawn(one) for one in evidence.kept}
+    for path, drawing in figures.items():
+        whole(path, drawing)
+    page = drawn_page(evidence, {path.name: drawing.decode() for path, drawing in figures.items()})
+    for path, text in {**texts(evidence), PAGE: page}.items():
         whole(path, text.encode())
     counts = ", ".join(f"{count} {status}" for status, count in evidence.counts().items() if count)
     apart = sum(evidence.counts(construction=True).values())
     print(f"{counts}, {apart} by construction; written: {MARKDOWN.name}, {PAGE.name}, {len(figures)} figures")
     return 0
+
+
+def drawn_page(evidence: "Evidence", figures: Mapping[str, str]) -> str:
+    """The page for a browser.
+
+    Args:
+      figures: SVG by the name of its file.
+    """
+    from experiments.page import content, html
+
+    return html.text(content.page(evidence), evidence, figures)
 
 
 def whole(path: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@
 ``common`` are the fields that all runs have alike, beside the defaults; a row's ``config`` holds the others.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -67,6 +68,12 @@ def read(path: Path) -> Results:
         raise Refused(f"'{path}' holds no results of an experiment") from None
 
 
+def digest(found: Results) -> str:
+    """SHA-256 of the rows and measurements, by which a figure says what it was drawn from."""
+    text = json.dumps([list(found.runs), found.measured], sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def write(path: Path, about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], measured: Measured) -> None:
     """A file anew, whole or not at all; one that holds the same rows and measurements stays as it was made."""
     kept = [{name: row[name] for name in KEPT if name in row} for row in rows]
@@ -112,14 +119,15 @@ def made_by(experiment: Experiment, scale: str, frozen: str) -> dict[str, Any]:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(_rounded(to_json(value)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(rounded(to_json(value)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """A value as it is kept: numbers to ``DIGITS`` digits."""
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [rounded(one) for one in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 

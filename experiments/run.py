@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import frozen, rehearsal, results
+from experiments import frozen, rehearsal, results, source
 from experiments.experiment import SCALES, Experiment, named
 from resjax import sweep
 from resjax.errors import Refused
@@ -90,8 +90,7 @@ def run(
     if planned or code not in (0, SOME_FAILED):
         return code
     measured = {
-        name: measure(here / "measured" / f"{name}.json", function, scale)
-        for name, function in experiment.measures.items()
+        name: measure(here / "measured" / f"{name}.json", experiment, name, scale) for name in experiment.measures
     }
     rows = trained(experiment, scale, here / "cells") if trains else []
     kept = here / "results.json" if smoke else results.place(experiment, scale)
@@ -99,7 +98,8 @@ def run(
     if not (smoke and trains):  # small runs of one seed lack what a judge needs; small measurements do not
         found = results.read(kept)
         settled = experiment.settle(found.runs, found.measured, scale)
-        kept.with_suffix(".svg").write_bytes(experiment.picture(found.runs, found.measured))
+        drawing = experiment.picture(found.runs, found.measured, results.digest(found))
+        kept.with_suffix(".svg").write_bytes(drawing)
         print(
             "judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled)
         )
@@ -119,15 +119,24 @@ def trained(experiment: Experiment, scale: str, folder: Path) -> list[Mapping[st
     raise Refused(f"'{folder}' lacks cells of {experiment.name}; give the command again")
 
 
-def measure(path: Path, function: Any, scale: str) -> list[dict[str, Any]]:
-    """The rows of a measurement, made once."""
-    if not path.exists():
-        rows = to_json([dict(row) for row in function(scale)])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(".new")
-        whole.write_text(json.dumps(rows, allow_nan=False))
-        whole.replace(path)
-    return json.loads(path.read_text())
+def measure(path: Path, experiment: Experiment, name: str, scale: str) -> list[dict[str, Any]]:
+    """The rows of a measurement, made once; made anew where the code that makes them is another than that which made these."""
+    code = source.digest(experiment, name)
+    try:
+        known = json.loads(path.read_text())
+        if known["code"] == code:
+            return known["rows"]
+        print(f"measuring {name} anew: its code has changed since it was measured")
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError):  # cut off, or of a version that did not say what made it
+        print(f"measuring {name} anew: '{path}' does not say which code made it")
+    rows = to_json([dict(row) for row in experiment.measures[name](scale)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    whole.write_text(json.dumps({"code": code, "rows": rows}, allow_nan=False))
+    whole.replace(path)
+    return json.loads(path.read_text())["rows"]
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ python tests/synthetic_run.py FOLDER --depth=24 --rows=50 --scheme=pre_ln [--tro
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from resjax.health.diagnosis import Case
 from resjax.health.record import HealthRecord
 
 BASELINES = {"uniform": 5.545, "unigram": 3.325, "bigram": 2.514, "trigram": 1.987}
@@ -108,6 +110,55 @@ def more_rows(depth: int, rows: int, seed: int = 2) -> dict[str, np.ndarray]:
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
 
+def studies_of(depth: int, seed: int = 3, most: int = 64) -> dict[str, dict]:
+    """What all studies of a state that have something to draw might find in a healthy network, as the doctor holds it."""
+    rng = np.random.default_rng(seed)
+    noise = lambda *shape: np.exp(rng.normal(0, 0.1, shape))  # noqa: E731
+    blocks = np.unique(np.linspace(0, depth - 1, min(depth, most)).round().astype(int))
+    points = np.unique(np.linspace(0, depth, min(depth + 1, most)).round().astype(int))
+    share, deep = points / depth, np.arange(depth) / depth
+    between = np.abs(share[:, None] - share[None])
+    size = 0.02 * (1 + 4 * np.exp(-4 * np.arange(depth + 1) / depth))
+    ratio = 0.3 * np.exp(-2 * deep)[:, None] * noise(depth, 2)
+    delta = 0.3 * np.exp(-30 * blocks / depth) + 0.01 * noise(len(blocks))
+    targets = ["current token", "previous token", "position", "next token", "bracket depth"]
+    return {
+        "ablation": {
+            "blocks": blocks, "loss": 2.24, "delta": delta, "delta_site": delta[:, None] * np.array([0.3, 0.8]),
+            "effective_depth": 0.4 * depth, "dead": np.zeros(len(blocks), bool),
+        },
+        "order": {"blocks": blocks[:-1], "swap": 0.02 * noise(max(0, len(blocks) - 1))},
+        "lens": {"blocks": points, "loss": 4 - 1.76 * share, "settled": 0.1 + 0.9 * share},
+        "similarity": {
+            "blocks": points, "angular": 0.45 * between**0.5, "cka": 1 - 0.9 * between, "influence": 0.3 * np.exp(-4 * deep) * noise(depth),
+            "late": 0.11,
+        },
+        "massive": {"largest": 5 + 300 * deep * noise(depth), "median": 0.7 + deep},
+        "gradient": {"size": size, "spread": 4.9, "slope": -0.01, "identity_share": 0.4 + 0.5 * deep},
+        "rounding": {
+            "formats": {
+                name: {"loss": cost, "effective_bits": bits - np.log2(1 / ratio)}
+                for name, cost, bits in (("bfloat16", 4e-3, 8), ("float16", 1e-4, 11), ("bfloat16 truncating", 0.08, 7))
+            }
+        },
+        "jacobian": {
+            "blocks": blocks, "largest": 1 + noise(len(blocks)), "median": noise(len(blocks)), "smallest": 0.2 * noise(len(blocks)),
+        },
+        "decoding": {
+            "targets": targets, "points": points, "chance": np.array([0.06, 0.06, 0.008, 0.06, 0.4]),
+            "accuracy": np.array([0.99 - 0.4 * share, 0.2 + 0.6 * share, 0.9 - 0.8 * share, 0.1 + 0.3 * share, 0.5 + 0.2 * share]),
+        },
+        "update": {"change": 0.031},
+        "steadiness": {"ratio": 1.02},
+    }  # fmt: skip
+
+
+def start_of(depth: int, seeds: int = 2) -> dict[str, np.ndarray]:
+    """The probes of a scheme's start under two seeds, (seeds, block, site)."""
+    first = [probe_rows(depth, 2, seed=seed) for seed in range(seeds)]
+    return {name: np.stack([one[name][0] for one in first]) for name in ("update_ratio", "update_rms", "stream_rms")}
+
+
 def record_of(arrays: dict[str, np.ndarray], every: int = 10) -> HealthRecord:
     """The arrays as a record, one row every so many steps from step 0."""
     record = HealthRecord(roles=ROLES if "role_grad" in arrays else ())
@@ -137,6 +188,24 @@ def config_of(depth: int, scheme: str = "pre_ln", steps: int = 500, **residual: 
         "train": {"steps": steps, "eval_every": 50, "save_every": 100},
         "health": {"every": 10},
     }
+
+
+def case_of(depth: int, name: str = "run", seed: int = 0, rows: int = 31, **changes: object) -> Case:
+    """A run that went well with all probes, all studies and the range of its start, as the doctor holds it."""
+    steps = 10 * (rows - 1)
+    made = Case(
+        name,
+        record_of(probe_rows(depth, rows, seed=seed) | more_rows(depth, rows, seed + 2)),
+        config_of(depth, steps=steps),
+        rows=[{"step": step, "loss": 2.2 + 3.3 * 0.98**step} for step in range(0, steps + 1, 5)],
+        summary={"steps": steps, "train_loss": 2.201, "eval_loss": 2.243, "baselines": BASELINES},
+        start=start_of(depth),
+        studies=studies_of(depth, seed + 3),
+        state=steps,
+        saved=[steps // 3, steps],
+        path=f"runs/{name}",
+    )
+    return replace(made, **changes)
 
 
 def write_run(

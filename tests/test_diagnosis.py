@@ -15,7 +15,7 @@ from resjax.config.tree import to_dict
 from resjax.health.diagnosis import ORDER, REASONS, Case, Finding, diagnose, healthy, starts
 from resjax.health.diagnosis.healthy import Healthy, stretched
 from resjax.health.diagnosis.page import page
-from resjax.health.diagnosis.panels import Line, Panel, drawn, number
+from resjax.health.diagnosis.panels import Line, Panel, Range, drawn, number
 from resjax.health.diagnosis.remedies import KINDS, advised
 from resjax.health.diagnosis.told import lines
 from resjax.health.reading import at_end, at_start
@@ -545,7 +545,9 @@ def test_of_two_runs_both_are_told_and_drawn(arrays):
 def test_panels_of_any_depth(depth):
     values = np.linspace(1, 2, depth)
     text = drawn(
-        Panel("A & B", "unit", "what", [Line("x", values, "late")], log=True, band=(values / 2, values * 2, "range"))
+        Panel(
+            "A & B", "unit", "what", [Line("x", values, "late")], log=True, ranges=[Range(values / 2, values * 2, "so")]
+        )
     )
     assert "A &amp; B" in text and "nan" not in text and len(text) < 60_000
 

@@ -1,5 +1,6 @@
 """Does the doctor find and name faults that are planted in real runs?"""
 
+import numpy as np
 import pytest
 
 import planted

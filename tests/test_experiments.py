@@ -3,23 +3,27 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments import again, frozen, rehearsal, results
+from experiments import again, frozen, rehearsal, results, source
 from experiments import experiment as files
 from experiments import run as command
 from experiments.experiment import every, read
 from experiments.judge import in_ropes, share
 from experiments.runs import Runs, ending, losses_of, mean_between, profile, value_of
 from experiments.shared.sizes import SIZES, sized
+from resjax.config.load import from_file
 from resjax.config.validate import validate
 from resjax.data import markov
 from resjax.errors import Refused
-from resjax.sweeps.cells import build
+from resjax.sweeps.cells import architectures, build
+from resjax.sweeps.estimate import Estimate
 from resjax.sweeps.grid import from_config
 from resjax.sweeps.grid import settings as grid_settings
+from resjax.sweeps.wanted import from_config as what_is_kept
 
 FAILED = rehearsal.failed({})
 TOY = '''
@@ -383,6 +387,20 @@ def test_an_experiment_judges_and_draws_whatever_its_runs_did(experiment, case):
         assert "supported" not in [one.verdict for one in settled]
 
 
+MINUTES = 30.0
+FROZEN = [one for one in every() if one.cells() and one.name in frozen.read()["experiments"]]
+
+
+@pytest.mark.parametrize("experiment", FROZEN, ids=lambda one: one.name)
+def test_a_dry_run_says_half_an_hour_at_most(experiment):
+    """With two workers and nothing trained yet, by the rule for 2 CPU cores; what looks and studies take only done cells can tell."""
+    settings = grid_settings(from_config(experiment.cells("cpu"), str(experiment.path)), {})
+    groups = architectures(build(experiment.spec("cpu"), (), settings, "cpu"))
+    wanted = what_is_kept(from_file(experiment.spec("cpu"), "keep"), str(experiment.path))
+    seconds = Estimate(groups, wanted).left([(group, group.cells) for group in groups], workers=2)
+    assert seconds is not None and 0 < seconds / 60 <= MINUTES
+
+
 # ------------------------------------------------------------------ once more
 
 
@@ -411,11 +429,154 @@ def test_another_class_a_lost_loss_and_a_large_difference_are_told():
     assert set(again.differences(was, was | FAILED)) == {"outcome", "loss"}
 
 
-KEPT = [one for one in every() if one.cells() and results.place(one, "cpu").exists()]
+def test_what_is_measured_comes_out_again(toy, capsys):
+    kept = {"numbers": [{"n": 0, "root": 0.0}, {"n": 1, "root": 5.0}]}  # the first row alone is made again
+    assert again.remeasured(read(toy), "cpu", kept) == 0
+    assert "the first row of numbers" in capsys.readouterr().out
+    assert again.remeasured(read(toy), "cpu", {"numbers": [{"n": 0, "root": 0.5}]}) == 1
+    assert "another root: it was 0.5, and is now 0.0" in capsys.readouterr().out
+    with pytest.raises(Refused, match="measures numbers, and kept are roots"):
+        again.remeasured(read(toy), "cpu", {"roots": []})
+
+
+def test_where_nothing_is_trained_there_is_no_cell(capsys):
+    assert again.main(["E13", "--cell=7be1658709ef"]) == 2
+    assert (
+        "E13 trains nothing, so it has no cell '7be1658709ef'; without --cell it is measured again"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "apart"),
+    [
+        (1.0, 1.0, 0.0),
+        (1.0, 1.002, 0.002 / 1.002),
+        (1e-17, -3e-16, 0.0),  # both the rounding of a 0
+        ([1.0, [2.0, 3.0]], [1.0, [2.0, 2.7]], 0.1),
+        ([1.0], [1.0, 2.0], np.inf),
+        ("nan", 1.0, np.inf),
+        (True, 1, 0.0),
+        (True, 2, np.inf),
+        (None, 0.0, np.inf),
+    ],
+)
+def test_how_far_measured_values_are_apart(was, now, apart):
+    assert again.distance(was, now) == pytest.approx(apart)
+
+
+def test_rounding_is_told_and_is_no_other_result():
+    assert again.unlike({"a": 1.0, "b": 2}, {"a": 1.0005, "b": 2}) == ["a differs by 0.0005 of itself"]
+    assert again.unlike({"a": 1.0}, {"b": 1.0}) == [
+        "another a: it was 1.0, and is now None",
+        "another b: it was None, and is now 1.0",
+    ]
+
+
+def test_a_measurement_of_which_one_row_is_taken_is_ended():
+    """Else what it has set while it was under way, such as JAX's 64 bits, would stay so."""
+    under_way = []
+
+    def rows(scale):
+        under_way.append(scale)
+        try:
+            yield {"value": 1 / 3}
+            raise AssertionError("the second row was made")
+        finally:
+            under_way.pop()
+
+    assert again.first_row(SimpleNamespace(measures={"some": rows}), "some", "cpu") == {"value": 0.333333}
+    assert under_way == []
+
+
+KEPT = [one for one in every() if results.place(one, "cpu").exists()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", KEPT, ids=lambda one: one.name)
-def test_a_kept_cell_ends_as_it_did(experiment):
-    """The same class, the loss within 0.02 nat."""
+def test_what_is_kept_comes_out_again(experiment):
+    """The same class, the loss within 0.02 nat; of what is only measured the same numbers."""
     assert again.main([experiment.name]) == 0
+
+
+# ------------------------------------------------------------------ measured once, and anew where the code is another
+
+
+def test_a_measurement_is_made_once_and_anew_where_its_code_has_changed(toy, capsys):
+    path = toy.parent / "numbers.json"
+
+    def measured():
+        return [row["root"] for row in command.measure(path, read(toy), "numbers", "cpu")]
+
+    assert measured() == [0, 1, 2**0.5]
+    path.write_text(path.read_text().replace('"root": 1.0', '"root": 7.0'))
+    assert measured() == [0, 7, 2**0.5], "it was kept"
+    edited(toy, "drawn = Figure()", "drawn = Figure(figsize=(3, 2))  # smaller")
+    assert measured() == [0, 7, 2**0.5] and capsys.readouterr().out == ""
+    edited(toy, "n**0.5", "n**2")
+    assert measured() == [0, 1, 4] and "measuring numbers anew: its code has changed" in capsys.readouterr().out
+    edited(toy, "MANY, SIZES_OF = 3,", "MANY, SIZES_OF = 2,")  # which the code uses
+    assert measured() == [0, 1]
+    for text in ("[", "[1, 2]", '{"rows": []}'):
+        path.write_text(text)
+        assert measured() == [0, 1] and "does not say which code made it" in capsys.readouterr().out
+
+
+SHARED = """
+FEW = 2
+
+def used():
+    return FEW
+
+def other():
+    return 3
+"""
+USING = """
+from experiments.shared import parts
+from experiments.shared.parts import used as borrowed
+
+def one(scale):
+    return [parts.used()]
+
+def two(scale):
+    return [borrowed()]
+
+def three(scale):
+    return []
+
+MEASURES = {"one": one, "two": two, "three": three}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "new", "changed"),
+    [
+        ("parts", "FEW = 2", "FEW = 4", {"one", "two"}),
+        ("parts", "return FEW", "return -FEW", {"one", "two"}),
+        ("parts", "return 3", "return 4", set()),
+        ("parts", "return FEW", '"""A word."""\n    # and another\n    return (FEW)', set()),
+        ("using", "[borrowed()]", "[borrowed(), 1]", {"two"}),
+        ("using", '"three": three', '"three": one', {"three"}),
+    ],
+)
+def test_the_code_of_a_measurement_is_all_that_it_uses(tmp_path, monkeypatch, where, old, new, changed):
+    package = tmp_path / "experiments"
+    files = {"parts": package / "shared" / "parts.py", "using": package / "e90_using.py"}
+    files["parts"].parent.mkdir(parents=True)
+    files["parts"].write_text(SHARED)
+    files["using"].write_text(USING)
+    monkeypatch.setattr(source, "PACKAGE", package)
+
+    def digests():
+        return {name: source.digest(SimpleNamespace(path=files["using"]), name) for name in ("one", "two", "three")}
+
+    before = digests()
+    edited(files[where], old, new)
+    after = digests()
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_every_measurement_has_code():
+    """Also where it is a function without a name, or MEASURES is put together."""
+    digests = [source.digest(one, name) for one in every() for name in one.measures]
+    assert len(digests) == len(set(digests)) > 10

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import experiment as files
 from experiments import frozen, report, results
 from experiments.claims import KINDS, STANCES, TAGS, allowed, claims
 from experiments.experiment import every, read
 from experiments.judge import holm
-from experiments.page import content, html, markdown, wording
+from experiments.page import content, drawings, html, markdown, wording
 from experiments.page.evidence import gather
 from experiments.page.outline import outline
+from resjax import drawing
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENT = '''
@@ -241,8 +243,11 @@ def test_the_same_results_give_the_same_bytes_and_check_tells_what_differs(kept,
     whole["rows"][-1]["eval_loss"] = None
     path.write_text(json.dumps(whole))
     capsys.readouterr()
-    assert report.main(["--check"]) == 1 and "REPORT.md is not what the results give" in capsys.readouterr().out
-    assert report.MARKDOWN.read_bytes() == before[0]
+    assert report.main(["--check"]) == 1
+    told = capsys.readouterr().out
+    assert "REPORT.md is not what the results give" in told and report.MARKDOWN.read_bytes() == before[0]
+    assert "e13_path.cpu.svg is not what the results give (it was drawn from other results)" in told
+    assert "e01_skips" not in told
 
 
 def test_without_results_the_page_says_so_and_shows_nothing(place):
@@ -314,6 +319,58 @@ def test_markup_of_results_is_no_markup():
     assert html.inline("**refuted** [C17](#C17) `x<y`") == (
         '<b class="v refuted">refuted</b> <a href="#C17">C17</a> <code>x&lt;y</code>'
     )
+
+
+# ------------------------------------------------------------------ figures, drawn again
+
+
+def svg(middle=1.5, label="loss", stamp="sha256:0"):
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots()
+    axes.plot([0, 1, 2], [1, middle, 2], "o-", color="#9e9999")  # no number, though it begins like one
+    axes.set_xlabel(label)
+    return drawing.svg(figure, "a figure", stamp)
+
+
+def test_a_drawing_is_told_by_what_it_shows():
+    one = svg()
+    assert drawings.difference(one, svg()) == ""
+    assert drawings.difference(one, svg(middle=1.6)).startswith("numbers of a")
+    assert drawings.difference(one, svg(label="steps")).startswith("where it has text, there should be another text")
+    assert drawings.difference(one, svg(stamp="sha256:1")) == "it was drawn from other results"
+    assert drawings.difference(one.replace(b"#9e9999", b"#9e9998"), one).startswith("where it has")
+    assert "it is no SVG" in drawings.difference(one[:-20], one)
+    assert drawings.difference(re.sub(rb"<use[^>]*/>", b"", one, count=1), one)
+
+
+def test_another_version_of_matplotlib_may_round_and_name_otherwise():
+    one = svg()
+    assert re.search(rb"\d\.\d{6}", one)
+    other = re.sub(rb"(\d\.\d{4})\d+", rb"\1", one).replace(b"Matplotlib v3", b"Matplotlib v4")
+    other = re.sub(rb"\bm([0-9a-f]{10})\b", rb"n\1x", other)  # names of what is used several times
+    assert other != one and drawings.difference(one, other) == ""
+    moved = re.sub(rb"L (\d+)\.", lambda found: b"L %d." % (int(found[1]) + 1), one, count=1)
+    assert moved != one and drawings.difference(moved, one).startswith("numbers of a path are off by up to 1")
+
+
+def test_a_figure_that_was_tampered_with_or_lost_is_told(kept):
+    assert report.main([]) == 0
+    (one,) = gather([read(kept / "e13_path.py")]).kept
+    whole = one.picture.read_bytes()
+    assert drawings.differs(one) == "" and results.digest(one.found).encode() in whole
+    one.picture.write_bytes(re.sub(rb'(<use[^>]* y=")', rb"\g<1>1", whole, count=1))
+    assert drawings.differs(one).startswith("numbers of a use are off")
+    one.picture.unlink()
+    assert drawings.differs(one) == "it is not there"
+
+
+def test_a_result_that_was_changed_where_no_figure_shows_it_is_told(kept):
+    assert report.main([]) == 0
+    experiment = read(kept / "e13_path.py")
+    path = results.place(experiment, "cpu")
+    path.write_text(path.read_text().replace('"train.steps":600', '"train.steps":601'))
+    (one,) = gather([experiment]).kept
+    assert drawings.differs(one) == "it was drawn from other results"
 
 
 # ------------------------------------------------------------------ what is committed

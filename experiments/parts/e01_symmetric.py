@@ -2,8 +2,9 @@
 
 Without branches a model scores the next symbol x after b by its embeddings alone: with a head of its own any table S[b, x] of rank
 up to the width, so that it reaches the entropy H2 of a symbol given the one before; with the embedding's table as the head, and
-nothing else between them, S[b, x] = e_b . e_x, which is symmetric. The least cross-entropy of symmetric tables is H2 only where the
-chain is the same backwards. A final norm and positions add row factors and column terms, so that a model that has them can pass it.
+nothing else between them, S[b, x] = e_b . e_x, which is symmetric (and has no negative eigenvalue, so that the least loss here is a
+bound that it need not reach). The least cross-entropy of symmetric tables is H2 only where the chain is the same backwards. A final norm
+and positions add row factors and column terms, so that a model that has them can pass it.
 """
 
 import numpy as np

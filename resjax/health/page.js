@@ -42,14 +42,18 @@ function logTicks(low, high, length, size = along) {
     for (let e = Math.floor(low); e <= high; e++) for (const m of digits) if (inside(e + Math.log10(m))) found.push([e + Math.log10(m), number(Number((m * 10 ** e).toPrecision(2)))]);
     return found;
   };
-  for (const digits of [[1, 2, 5], [1, 3]]) if (fits(within(digits))) return within(digits);
+  const enough = (pairs) => pairs.length > 2;
+  for (const pairs of [[1, 2, 5], [1, 3]].map(within)) if (enough(pairs) && fits(pairs)) return pairs;
   for (let every = 1; every <= high - low; every++) {
     const found = [];
     for (let e = Math.ceil(low - 1e-9); inside(e); e++) if (e % every === 0) found.push([e, power(e)]);
     if (fits(found)) return found;
   }
-  const few = [[1, 2, 3, 5, 7], [2, 5], [1, 5]].map(within).find(fits);
-  return few ?? ticks(10 ** low, 10 ** high, Math.max(1, Math.floor(length / 60))).map(([v, text]) => [Math.log10(v), text]);
+  const few = [[1, 2, 3, 5, 7], [2, 5], [1, 5]].map(within).filter(fits);
+  if (few.some(enough)) return few.find(enough);
+  let even = ticks(10 ** low, 10 ** high, Math.max(1, Math.floor(length / 60))).map(([v, text]) => [Math.log10(v), text]);
+  while (enough(even) && !fits(even)) even = even.filter((_, i) => i % 2 === 0);
+  return enough(even) || !few.length ? even : few[0];
 }
 const whole = (pairs) => pairs.filter(([v]) => Math.abs(v - Math.round(v)) < 1e-6);
 const line = (low, high, from, to) => (v) => from + ((v - low) / (high - low || 1)) * (to - from);
@@ -138,7 +142,7 @@ function drawChart(panel) {
   const chart = data.charts.find((c) => c.id === panel.dataset.chart), { wide, height } = chart, [axis, at] = chart.axis;
   const width = panel.clientWidth, left = 48, right = width - (chart.lines.length ? 84 : 10), top = 10, bottom = height - 40;
   const svg = fresh(panel, height, chart.title), { low, high, height: z } = levels(chart);
-  const places = chart.series.flatMap((s) => [...s.x, ...s.bad]), first = Math.min(...places), last = Math.max(...places);
+  const places = chart.span ?? chart.series.flatMap((s) => [...s.x, ...s.bad]), first = Math.min(...places), last = Math.max(...places);
   const x = first === last ? () => (left + right) / 2 : line(first, last, left, right), y = line(low, high, bottom, top);
   const marks = chart.scale === "log" ? logTicks(low, high, bottom - top, upward) : ticks(low, high, Math.round(height / 47));
   leftAxis(svg, marks, y, left, right);

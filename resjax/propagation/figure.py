@@ -112,6 +112,8 @@ def fill(axis: Axes, panel: Panel, depths: Sequence[Depth], colours: Sequence[An
         mark_broken(axis, depth, panel, x, colour)
         for curve in drawn(depth, panel.probe):
             y = positive(of_site(curve.values, panel.site), panel.log)
+            if not np.isfinite(y).any():
+                continue
             keep = thinned(y)
             along = places(depth, panel.site, False)
             axis.plot(along[keep], y[keep], THEORY[curve.name], color="black", alpha=0.75, linewidth=0.9)

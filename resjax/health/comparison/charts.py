@@ -101,5 +101,7 @@ def chart(figure: Figure, kind: str, lines: Sequence[tuple[int, str, dict[str, l
         axis=BLOCKS if same else SHARE,
         whole=same and depths != {1},
     )
-    several = same and len(sites) == 1 and len(next(iter(sites))) > 1
+    if not same:
+        return made | {"span": [0, 1]}
+    several = len(sites) == 1 and len(next(iter(sites))) > 1
     return made | ({"sites": list(next(iter(sites)))} if several else {})

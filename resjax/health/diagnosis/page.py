@@ -5,21 +5,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from resjax.health import figures
-from resjax.health.diagnosis import Diagnosis, healthy
+from resjax.health.diagnosis import Diagnosis, curves
 from resjax.health.diagnosis.band import sentence
-from resjax.health.diagnosis.panels import Line, Panel, drawn, told
+from resjax.health.diagnosis.panels import drawn
 from resjax.health.diagnosis.shown import studies_shown
-from resjax.health.diagnosis.starts import start_band
 from resjax.health.page import filled, mark, whole_page
-from resjax.health.reading import at_end, at_start
 from resjax.health.report import lede
 
 TEMPLATE = Path(__file__).with_name("doctor.html")
 STYLE = Path(__file__).with_name("doctor.css")
-RATIO_CLAIMED = ("update_ratio", "update_ratio_block")
 NOTHING_TO_SEE = ("finite",)
 
 
@@ -31,7 +26,9 @@ def page(diagnosis: Diagnosis, against: Diagnosis | None = None) -> str:
     fill = {
         "mark": mark("the doctor"),
         "name": escape(" beside ".join(names)),
-        "lede": " ".join(described(one, name, len(runs) > 1) for one, name in zip(runs, names, strict=True)),
+        "lede": "".join(
+            f'<p class="lede">{described(one, name, len(runs) > 1)}</p>' for one, name in zip(runs, names, strict=True)
+        ),
         "findings": "".join(
             f"<div>{verdict(one, name if len(runs) > 1 else '')}</div>" for one, name in zip(runs, names, strict=True)
         ),
@@ -40,7 +37,7 @@ def page(diagnosis: Diagnosis, against: Diagnosis | None = None) -> str:
         "remedies": "".join(
             remedies(one, name if len(runs) > 1 else "") for one, name in zip(runs, names, strict=True)
         ),
-        "claimed": claimed(diagnosis),
+        "claimed": claimed(runs, names),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
         "notes_hidden": "" if notes else "hidden",
     }
@@ -97,16 +94,14 @@ def _sentence(text: str) -> str:
 
 
 def profiles(runs: Sequence[Diagnosis], names: Sequence[str]) -> str:
-    """Every recorded probe over depth: the first step, the end, the reference; of two runs their ends."""
-    if not any(len(one.case.record) for one in runs):
-        return ""
+    """Every recorded probe over depth: the first step, the end, the range; of two runs their ends and ranges."""
     made = []
     for group, about, members in figures.GROUPS:
         panels = [
             panel
             for figure in members
             if figure.probe not in NOTHING_TO_SEE
-            for panel in of_figure(figure, runs, names)
+            for panel in curves.panels(figure, runs, names)
         ]
         if panels:
             body = "".join(drawn(panel) for panel in panels)
@@ -114,74 +109,6 @@ def profiles(runs: Sequence[Diagnosis], names: Sequence[str]) -> str:
                 f'<section><h2>{escape(group)}</h2><p class="about">{about}</p><div class="profiles">{body}</div></section>'
             )
     return "".join(made)
-
-
-def of_figure(figure: figures.Figure, runs: Sequence[Diagnosis], names: Sequence[str]) -> list[Panel]:
-    """The panels of one probe: one a kind of site, or one a block."""
-    record = runs[0].case.record
-    there = [one for one in runs if figure.probe in one.case.record]
-    if not there:
-        return []
-    shape = at_end(there[0].case.record[figure.probe]).shape
-    if len(shape) == 1 or figure.layout == "stream":
-        sites: list[int | None] = [None]
-    elif figure.layout == "split":
-        sites = list(range(shape[1]))
-    else:
-        return []
-    made = []
-    for site in sites:
-        lines = []
-        for index, (one, name) in enumerate(zip(runs, names, strict=True)):
-            if figure.probe not in one.case.record or at_end(one.case.record[figure.probe]).ndim != len(shape):
-                continue
-            values = one.case.record[figure.probe]
-            blocks = places(at_end(values), site)
-            if len(runs) == 1:
-                lines.append(Line(f"step {record.steps[0]}", of_site(at_start(values), site), "early", blocks))
-            label = f"{name}, at the end" if len(runs) > 1 else f"at the end (step {record.steps[-1]})"
-            lines.append(Line(label, of_site(at_end(values), site), ("late", "other")[index], blocks))
-        kind = "" if site is None else f", {record.axis_names(figure.probe, shape[-1])[site]}"
-        panel = Panel(
-            f"{figure.title}{kind}",
-            figure.unit,
-            figure.what,
-            lines,
-            figure.scale == "log",
-            reference(figure.probe, runs[0], site, shape) if figure.scale == "log" else None,
-            figure.probe in RATIO_CLAIMED,
-            figure.reach,
-        )
-        made += [panel] if told(panel) else []
-    return made
-
-
-def of_site(profile: np.ndarray, site: int | None) -> np.ndarray:
-    """One kind of site of a profile (block, site), of a run with fewer sites the last; or all of it in the order of depth."""
-    return profile.reshape(-1) if site is None else profile[:, min(site, profile.shape[1] - 1)]
-
-
-def places(profile: np.ndarray, site: int | None) -> np.ndarray:
-    """Where its values stand on the axis of blocks."""
-    per_block = profile.size // len(profile) if site is None else 1
-    return np.arange(len(profile) * per_block) / per_block
-
-
-def reference(
-    probe: str, diagnosis: Diagnosis, site: int | None, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray, str] | None:
-    """The range of a probe at the end: how healthy runs changed, from where this one's scheme starts; else where it starts."""
-    if len(shape) != 2 or probe not in diagnosis.case.start:
-        return None
-    start = start_band(diagnosis.case, probe)
-    if start is None or start.low.shape != shape:
-        return None
-    change = healthy.change_band(probe, diagnosis.case.scheme, *shape)
-    if change is None:
-        return of_site(start.low, site), of_site(start.high, site), start.source
-    basis = "by its closed form" if probe in diagnosis.case.theory else "as measured"
-    source = f"this scheme's start {basis}, changed as in {change.source}"
-    return of_site(start.low * change.low, site), of_site(start.high * change.high, site), source
 
 
 def remedies(diagnosis: Diagnosis, name: str) -> str:
@@ -201,20 +128,25 @@ def remedies(diagnosis: Diagnosis, name: str) -> str:
     return f'<section><h2>{title}</h2><p class="about">{about}</p>{body}</section>'
 
 
-def claimed(diagnosis: Diagnosis) -> str:
+def claimed(runs: Sequence[Diagnosis], names: Sequence[str]) -> str:
     """Where the rule of 0.01 to 0.1 agrees with the findings, and where not."""
-    found: dict[str, Any] | None = diagnosis.claimed
-    if found is None:
+    told = [(one, name) for one, name in zip(runs, names, strict=True) if one.claimed is not None]
+    if not told:
         return ""
-    cells = "".join(f"<td>{found[name]}</td>" for name in ("below", "inside", "above"))
-    healthy_share = found["healthy_inside"]
-    rest = f" Of the sites of the healthy runs {healthy_share:.0%} lie inside." if healthy_share is not None else ""
-    text = (
-        f"Read as a test of each site (inside: healthy), {escape(sentence(found))}.{rest} It is drawn in the ratio's figures, and is no "
-        "criterion here."
-    )
+    several = len(runs) > 1
+    rows, sentences = "", []
+    for one, name in told:
+        found: dict[str, Any] = one.claimed or {}
+        cells = "".join(f"<td>{found[place]}</td>" for place in ("below", "inside", "above"))
+        rows += f"<tr><th>{escape(name) if several else 'sites at the end'}</th>{cells}</tr>"
+        whose = f"of {escape(name)}, " if several else ""
+        sentences.append(f"Read as a test of each site (inside: healthy), {whose}{escape(sentence(found))}.")
+    share = (told[0][0].claimed or {})["healthy_inside"]
+    if share is not None:
+        sentences.append(f"Of the sites of the healthy runs {share:.0%} lie inside.")
+    sentences.append("It is drawn in the ratio's figures, and is no criterion here.")
+    head = f"<tr><th>{'sites at the end' if several else ''}</th><th>below</th><th>inside</th><th>above</th></tr>"
     return (
-        '<section><h2>The rule that a healthy ratio lies in 0.01 to 0.1</h2><table class="counts"><tr><th></th><th>below</th>'
-        f"<th>inside</th><th>above</th></tr><tr><th>sites at the end</th>{cells}</tr></table>"
-        f'<p class="about">{text}</p></section>'
+        f'<section><h2>The rule that a healthy ratio lies in 0.01 to 0.1</h2><table class="counts">{head}{rows}</table>'
+        f'<p class="about">{" ".join(sentences)}</p></section>'
     )

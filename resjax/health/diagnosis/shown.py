@@ -1,139 +1,311 @@
-"""How is what the studies found drawn? A panel or two a study, over depth."""
+"""How is what the studies found drawn? A panel or two a study, over depth; of two runs on the same axes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from resjax.health.diagnosis.case import Case
-from resjax.health.diagnosis.panels import Line, Panel, drawn, matrix, told
+from resjax.health.diagnosis.panels import (
+    BEFORE,
+    BLOCK,
+    MINUS,
+    SHARE,
+    Line,
+    Panel,
+    drawn,
+    empty,
+    matrix,
+    side_by_side,
+    told,
+)
+from resjax.health.findings import section
 
 Study = dict[str, Any]
-LOOKS = ("late", "other")
+RUNS = ("q0", "q2")  # how the lines of the first and of the second run look
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What of a study is drawn.
+
+    Attributes:
+      study: its name.
+      title, unit, what: as printed.
+      lines: what it found, and its run -> the lines of one run. Where each run has one, two runs share a panel; else they have one each.
+      log, reach, axis: as of a panel.
+    """
+
+    study: str
+    title: str
+    unit: str
+    what: str
+    lines: Callable[[Study, Case], list[Line]]
+    log: bool = False
+    reach: tuple[float, float] | None = None
+    axis: str = BLOCK
 
 
 def studies_shown(cases: Sequence[Case], names: Sequence[str]) -> str:
     """The section of all studies; empty where none was made."""
-    panels = [panel for make in PANELS for panel in make(cases, names)]
-    body = "".join(drawn(panel) for panel in panels if told(panel)) + "".join(matrices(cases[0]))
-    if not body and not numbers(cases[0]):
-        return ""
-    steps = " and ".join(str(case.state) for case in cases if case.state is not None)
-    looked = "held-out text" if any(case.config for case in cases) else "the batches that watch.study was given"
-    about = f"Measured on {looked} at step {steps}."
-    head = f'<h2>Studies of the state</h2><p class="about">{about}</p>'
-    return f'<section>{head}{numbers(cases[0])}<div class="profiles">{body}</div></section>'
-
-
-def lines(
-    cases: Sequence[Case],
-    names: Sequence[str],
-    study: str,
-    pick: Callable[[Study], Any],
-    name: str,
-    every: bool = False,
-) -> list[Line]:
-    """One line a run that has the study, named by the run where there are several; of ``every`` block, or of those the study lists."""
-    made = []
-    for case, run, look in zip(cases, names, LOOKS, strict=False):
-        found = case.studies.get(study)
-        if found is None:
+    together, apart = [], []
+    for drawing in DRAWINGS:
+        panels = [panel_of(drawing, case) for case in cases]
+        if not any(map(told, panels)):
             continue
-        values = np.asarray(pick(dict(found)), np.float64)
-        blocks = () if every else found.get("blocks", ())
-        label = f"{run}: {name}" if len(cases) > 1 else name
-        made.append(Line(label, values, look, np.asarray(blocks) if len(blocks) == len(values) else None))
+        if len(cases) == 1:
+            together.append(drawn(panels[0]))
+        elif all(len(panel.lines) <= 1 for panel in panels):
+            together.append(drawn(overlaid(panels, cases, names)))
+        else:
+            apart.append(side_by_side([titled(panel, name) for panel, name in zip(panels, names, strict=True)]))
+    squares = matrices(cases, names)
+    (together if len(cases) == 1 else apart).extend(squares)
+    if not together and not apart and not any(map(numbers_of, cases)):
+        return ""
+    head = f'<h2>Studies of the state</h2><p class="about">{escape(about(cases, names))}</p>'
+    columns = "".join(f'<div class="profiles">{"".join(figures)}</div>' for figures in (together, apart) if figures)
+    return f"<section>{head}{numbers(cases, names)}{columns}</section>"
+
+
+def about(cases: Sequence[Case], names: Sequence[str]) -> str:
+    """Of which steps the studies are, and on what."""
+    looked = "held-out text" if any(case.config for case in cases) else "the batches that watch.study was given"
+    if len(cases) == 1:
+        return f"Measured on {looked} at step {cases[0].state}."
+    steps = [
+        f"{name} at step {case.state}" if case.state is not None else f"of {name} no state was studied"
+        for case, name in zip(cases, names, strict=True)
+    ]
+    return f"Measured on {looked}: {', '.join(steps)}."
+
+
+# ---- panels
+
+
+def panel_of(drawing: Drawing, case: Case) -> Panel:
+    """One run's panel; without lines where the study was not made."""
+    found = case.studies.get(drawing.study)
+    lines = drawing.lines(dict(found), case) if found is not None else []
+    missing = [] if any(np.isfinite(line.values).any() for line in lines) else [absent(case, drawing.study)]
+    return Panel(
+        drawing.title,
+        drawing.unit,
+        drawing.what,
+        lines,
+        drawing.log,
+        reach=drawing.reach,
+        axis=drawing.axis,
+        missing=missing,
+    )
+
+
+def absent(case: Case, study: str) -> str:
+    """Why there is nothing of a study."""
+    if case.state is None:
+        return "No state was studied."
+    why = next((note for note in case.notes if note.startswith(f"study '{study}' left out")), "")
+    if why or study not in case.studies:
+        return f"{why[:1].upper()}{why[1:]}" if why else "This study was not made."
+    return "No value is finite."
+
+
+def titled(panel: Panel, name: str) -> Panel:
+    return replace(panel, title=f"{panel.title}, {name}")
+
+
+def overlaid(panels: Sequence[Panel], cases: Sequence[Case], names: Sequence[str]) -> Panel:
+    """The panels of several runs as one; over the share of the depth where their depths differ."""
+    depths = [depth_of(case) for case in cases]
+    same = len(set(depths)) == 1 or not all(depths)
+    lines, missing = [], []
+    for panel, name, look, depth in zip(panels, names, RUNS, depths, strict=False):
+        missing += [f"{name}: {why[:1].lower()}{why[1:]}" for why in panel.missing]
+        if not told(panel):
+            continue
+        for line in panel.lines:
+            at = line.places() if same else line.places() / depth
+            lines.append(Line(f"{name}: {line.name}", line.values, look, at))
+    return replace(panels[0], lines=lines, missing=missing, axis=panels[0].axis if same else SHARE)
+
+
+def depth_of(case: Case) -> int:
+    """Blocks of a run's model; 0 where nothing says so."""
+    return int(section(case.config, "model").get("depth") or 0)
+
+
+# ---- what each study has to show
+
+
+def by_block(key: str, name: str, everywhere: bool = False) -> Callable[[Study, Case], list[Line]]:
+    """One line: ``key`` of the blocks that the study lists, or of all."""
+
+    def lines(found: Study, case: Case) -> list[Line]:
+        values = np.asarray(found[key], np.float64)
+        return [Line(name, values, "late", None if everywhere else places(found, len(values)))]
+
+    return lines
+
+
+def several(*keys: tuple[str, str]) -> Callable[[Study, Case], list[Line]]:
+    """A line for each pair of a key and its name."""
+
+    def lines(found: Study, case: Case) -> list[Line]:
+        return [
+            Line(name, values := np.asarray(found[key], np.float64), f"q{i}", places(found, len(values)))
+            for i, (key, name) in enumerate(keys)
+        ]
+
+    return lines
+
+
+def places(found: Study, count: int) -> np.ndarray | None:
+    """The blocks that a study lists; None where these are not what it has values of: then they are all."""
+    blocks = found.get("blocks", ())
+    return np.asarray(blocks) if len(blocks) == count else None
+
+
+def by_site(found: Study, case: Case) -> list[Line]:
+    """Of each kind of site a line; none where a block has one site, which is the block."""
+    deltas = np.asarray(found.get("delta_site", np.zeros((0, 0))), np.float64)
+    if deltas.ndim != 2 or deltas.shape[1] < 2:
+        return []
+    names = case.record.site_names(deltas.shape[1])
+    return [
+        Line(name, row, f"q{i}", places(found, len(row)))
+        for i, (name, row) in enumerate(zip(names, deltas.T, strict=True))
+    ]
+
+
+def bits(found: Study, case: Case) -> list[Line]:
+    """Of the formats that round to nearest a line each, their sites in order of depth."""
+    made = []
+    for i, name in enumerate(("bfloat16", "float16")):
+        if name in found["formats"]:
+            arrived = np.asarray(found["formats"][name]["effective_bits"], np.float64)
+            at = np.arange(arrived.size) / max(1, arrived.size // len(arrived))
+            made.append(Line(name, arrived.reshape(-1), f"q{i}", at))
     return made
 
 
-def ablation(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "ablation", lambda found: found["delta"], "whole block")
-    what = "Rise of the held-out loss when the updates of one block are left out (of all others kept)."
-    return [Panel("Loss without a block", "nats", what, made)] if made else []
-
-
-def order(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "order", lambda found: found["swap"], "with the block after it")
-    what = "Rise of the held-out loss when two neighbouring blocks change places."
-    return [Panel("Loss with blocks swapped", "nats", what, made)] if made else []
-
-
-def lens(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "lens", lambda found: found["loss"], "loss of the head read here")
-    settled = lines(cases, names, "lens", lambda found: found["settled"], "same likeliest token as at the end")
-    what = "Held-out loss when the final norm and the head read the stream before a block (last: after all)."
-    what_settled = "Tokens whose likeliest next token, read before a block, is already that of the whole network."
+def read_off(found: Study, case: Case) -> list[Line]:
+    """Of each target a line."""
+    chances = found.get("chance", [np.nan] * len(found["targets"]))
     return [
-        Panel("Logit lens", "nats per token", what, made, axis="before block"),
-        Panel("Settled tokens", "share", what_settled, settled, reach=(0.0, 1.0), axis="before block"),
-    ][: 2 if made else 0]
-
-
-def influence(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "similarity", lambda found: found["influence"], "1 − cosine over a block", every=True)
-    what = "One minus the mean cosine between the stream before and after a block (Men et al. 2024, 2403.03853)."
-    return [Panel("Block influence", "0 to 2", what, made, log=True)] if made else []
-
-
-def massive(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    made = lines(cases, names, "massive", lambda found: found["largest"], "largest magnitude")
-    if len(cases) == 1:
-        made += [
-            Line("median magnitude", line.values, "early", line.blocks)
-            for line in lines(cases, names, "massive", lambda found: found["median"], "")
-        ]
-    what = "Largest and median magnitude of an element of the stream after a block."
-    return [Panel("Massive activations", "magnitude", what, made, log=True)] if made else []
-
-
-def gradient(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    share = lines(cases, names, "gradient", lambda found: found["identity_share"], "identity share")
-    what = "Cosine between the gradient at the stream before a block and that at the end: 1 where the skips alone carry it."
-    return [Panel("Identity share of the gradient", "from −1 to 1", what, share)] if share else []
-
-
-def jacobian(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    found = cases[0].studies.get("jacobian")
-    if found is None:
-        return []
-    blocks = np.asarray(found.get("blocks", np.arange(len(np.asarray(found["largest"])))))
-    three = [
-        Line(name, np.asarray(found[name], np.float64), look, blocks)
-        for name, look in (("largest", "late"), ("median", "other"), ("smallest", "early"))
+        Line(
+            f"{target} (chance {chance:.2g})",
+            np.asarray(row, np.float64),
+            f"q{i}",
+            np.asarray(found["points"])[: len(row)],
+        )
+        for i, (target, row, chance) in enumerate(zip(found["targets"], found["accuracy"], chances, strict=True))
     ]
-    what = "Singular values of the Jacobian of a token's stream after a block by its stream before."
-    return [Panel("Block Jacobian", "singular values", what, three, log=True)]
 
 
-def decoding(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    found = cases[0].studies.get("decoding")
-    if found is None:
-        return []
-    accuracy, targets = np.asarray(found["accuracy"], np.float64), list(found["targets"])
-    looks = ("late", "other", "early", "theory")
-    blocks = np.asarray(found["points"])
-    made = [
-        Line(str(target), row, look, blocks[: len(row)])
-        for target, row, look in zip(targets, accuracy, looks, strict=False)
-    ]
-    what = "How well a linear probe reads from the stream before a block; accuracy on tokens it was not fitted to."
-    return [Panel("Decodability", "accuracy", what, made, axis="before block")]
+DRAWINGS = (
+    Drawing(
+        "ablation",
+        "Loss without a block",
+        "nats",
+        "Rise of the held-out loss when the updates of one block are left out (of all others kept).",
+        by_block("delta", "whole block"),
+    ),
+    Drawing(
+        "ablation",
+        "Loss without a site",
+        "nats",
+        "Rise of the held-out loss when the updates of one of a block's sites are left out.",
+        by_site,
+    ),
+    Drawing(
+        "order",
+        "Loss with blocks swapped",
+        "nats",
+        "Rise of the held-out loss when two neighbouring blocks change places.",
+        by_block("swap", "with the block after it"),
+    ),
+    Drawing(
+        "lens",
+        "Logit lens",
+        "nats per token",
+        "Held-out loss when the final norm and the head read the stream before a block (last: after all).",
+        by_block("loss", "loss of the head read here"),
+        axis=BEFORE,
+    ),
+    Drawing(
+        "lens",
+        "Settled tokens",
+        "share",
+        "Tokens whose likeliest next token, read before a block, is already that of the whole network.",
+        by_block("settled", "same likeliest token as at the end"),
+        reach=(0.0, 1.0),
+        axis=BEFORE,
+    ),
+    Drawing(
+        "similarity",
+        "Block influence",
+        "0 to 2",
+        "One minus the mean cosine between the stream before and after a block (Men et al. 2024, 2403.03853).",
+        by_block("influence", "1 − cosine over a block", everywhere=True),
+        log=True,
+    ),
+    Drawing(
+        "gradient",
+        "Gradient by depth",
+        "norm of dLoss/dstream, a token",
+        "Mean length of a token's gradient at the stream before a block (last: after all), of the sum of all tokens' losses.",
+        by_block("size", "length of the gradient"),
+        log=True,
+        axis=BEFORE,
+    ),
+    Drawing(
+        "gradient",
+        "Identity share of the gradient",
+        "from −1 to 1",
+        "Cosine between the gradient at the stream before a block and that at the end: 1 where the skips alone carry it.",
+        by_block("identity_share", "identity share"),
+        axis=BEFORE,
+    ),
+    Drawing(
+        "massive",
+        "Massive activations",
+        "magnitude",
+        "Largest and median magnitude of an element of the stream after a block.",
+        several(("largest", "largest magnitude"), ("median", "median magnitude")),
+        log=True,
+    ),
+    Drawing(
+        "rounding",
+        "Precision replay",
+        "effective bits",
+        "How many bits of each update would arrive in a stream of this format, all else in float32.",
+        bits,
+    ),
+    Drawing(
+        "jacobian",
+        "Block Jacobian",
+        "singular values",
+        "Singular values of the Jacobian of a token's stream after a block by its stream before.",
+        several(("largest", "largest"), ("median", "median"), ("smallest", "smallest")),
+        log=True,
+    ),
+    Drawing(
+        "decoding",
+        "Decodability",
+        "accuracy",
+        "How well a linear probe reads from the stream before a block; accuracy on tokens it was not fitted to.",
+        read_off,
+        reach=(0.0, 1.0),
+        axis=BEFORE,
+    ),
+)
 
 
-def rounding(cases: Sequence[Case], names: Sequence[str]) -> list[Panel]:
-    formats = cases[0].studies.get("rounding", {}).get("formats", {})
-    there = [(name, look) for name, look in (("bfloat16", "late"), ("float16", "other")) if name in formats]
-    made = []
-    for name, look in there:
-        bits = np.asarray(formats[name]["effective_bits"], np.float64)
-        made.append(Line(name, bits.reshape(-1), look, np.arange(bits.size) / max(1, bits.size // len(bits))))
-    what = "How many bits of each update would arrive in a stream of this format, all else in float32."
-    return [Panel("Precision replay", "effective bits", what, made)] if made else []
+# ---- single numbers
 
-
-PANELS = (ablation, order, lens, influence, massive, gradient, rounding, jacobian, decoding)
-
-# single numbers: study, key, what it is, its unit
+# study, key, what it is, its unit
 NUMBERS = (
     ("ablation", "loss", "held-out loss", "nats per token"),
     ("ablation", "effective_depth", "effective depth", "blocks that share the loss"),
@@ -143,42 +315,72 @@ NUMBERS = (
     ("update", "change", "change by one step", "logits, mean length"),
     ("steadiness", "ratio", "training over frozen SD", "of the loss, last 40 %"),
 )
+FORMATS = ("bfloat16", "float16", "bfloat16 truncating", "bfloat16 stochastic")
 
 
-def numbers(case: Case) -> str:
-    """What the studies say in one number each."""
-    cells = []
+def numbers_of(case: Case) -> dict[tuple[str, str], str]:
+    """What the studies say in one number each: name and unit -> its text."""
+    found = {}
     for study, key, title, unit in NUMBERS:
         value = case.studies.get(study, {}).get(key)
         if isinstance(value, int | float) and np.isfinite(value):
-            cells.append(f"<div><dt>{title}</dt><dd>{value:.3g}</dd><small>{unit}</small></div>")
+            found[title, unit] = f"{value:.3g}".replace("-", MINUS)
     formats = case.studies.get("rounding", {}).get("formats", {})
-    for name in ("bfloat16", "float16", "bfloat16 truncating", "bfloat16 stochastic"):
+    for name in FORMATS:
         if name in formats:
-            value = float(formats[name]["loss"])
-            cells.append(f"<div><dt>adds in {name}</dt><dd>{value:+.3g}</dd><small>nats of the loss</small></div>")
-    return f'<dl class="numbers">{"".join(cells)}</dl>' if cells else ""
+            cost = f"{float(formats[name]['loss']):+.3g}"
+            found[f"adds in {name}", "nats of the loss"] = cost.replace("-", MINUS)
+    return found
 
 
-def matrices(case: Case) -> list[str]:
-    """What one depth has to do with another."""
-    found = case.studies.get("similarity")
-    if found is None:
+def numbers(cases: Sequence[Case], names: Sequence[str]) -> str:
+    """The numbers in a row; of two runs as a table, with a dash where one has none."""
+    found = [numbers_of(case) for case in cases]
+    rows = list(dict.fromkeys(key for one in found for key in one))
+    if not rows:
+        return ""
+    if len(cases) == 1:
+        cells = (
+            f"<div><dt>{name}</dt><dd>{found[0][name, unit]}</dd><small>{unit}</small></div>" for name, unit in rows
+        )
+        return f'<dl class="numbers">{"".join(cells)}</dl>'
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = ""
+    for name, unit in rows:
+        cells = (f"<td>{one.get((name, unit), '–')}</td>" for one in found)
+        body += f"<tr><th>{name}, {unit}</th>{''.join(cells)}</tr>"
+    return f'<table class="counts"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+# ---- what one depth has to do with another
+
+
+def matrices(cases: Sequence[Case], names: Sequence[str]) -> list[str]:
+    """The similarity study's pictures; of two runs in the same colours."""
+    found = [case.studies.get("similarity") for case in cases]
+    if not any(found):
         return []
-    blocks = [int(block) for block in found["blocks"]]
-    angular, cka = (np.asarray(found[name], np.float64) for name in ("angular", "cka"))
-    what_angle = "Mean over tokens of the angle between the streams at two depths, over pi: 0 the same direction, 0.5 none in common."
-    what_cka = (
-        "Linear CKA of the streams at two depths: 1 up to a rotation and a factor (Kornblith et al. 2019, 1905.00414)."
-    )
-    return [
-        matrix(
+    made = []
+    for key, title, what, high in (
+        (
+            "angular",
             "Angular distance",
-            "0 to 1",
-            what_angle,
-            angular,
-            (0.0, max(0.5, float(np.nan_to_num(angular).max()))),
-            blocks,
+            "Mean over tokens of the angle between the streams at two depths, over pi: 0 the same direction, 0.5 none in common.",
+            0.5,
         ),
-        matrix("Linear CKA", "0 to 1", what_cka, cka, (0.0, 1.0), blocks),
-    ]
+        (
+            "cka",
+            "Linear CKA",
+            "Linear CKA of the streams at two depths: 1 up to a rotation and a factor (Kornblith et al. 2019, 1905.00414).",
+            1.0,
+        ),
+    ):
+        squares = [None if one is None else np.asarray(one[key], np.float64) for one in found]
+        highest = max(float(np.nan_to_num(square).max()) for square in squares if square is not None)
+        for case, name, one, square in zip(cases, names, found, squares, strict=True):
+            own = title if len(cases) == 1 else f"{title}, {name}"
+            if one is None or square is None:
+                made.append(empty(Panel(own, "0 to 1", what, [], missing=[absent(case, "similarity")])))
+                continue
+            made.append(matrix(own, "0 to 1", what, square, (0.0, max(high, highest)), [int(b) for b in one["blocks"]]))
+    return made
