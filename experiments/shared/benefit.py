@@ -48,7 +48,7 @@ def benefit(with_part: Runs, without: Runs, unit: float) -> Benefit:
     lost = np.isfinite(losses[0]) & ~np.isfinite(losses[1])
     known = np.isfinite(rates).all(axis=0) & np.isfinite(losses).any(axis=0)
     lower = np.nan_to_num(cost.values, nan=-np.inf) > unit
-    found, unknown = counted(np.where(known, lower | lost | (rates[0] > rates[1]), np.nan))
+    found, unknown = counted(np.where(known, lower | lost | (rates[0] > rates[1]), np.nan).tolist())
     told_by_rates = np.sum(rates[0] > rates[1]) >= LEAST - 1  # whatever the loss is beyond the grid
     doubt = "" if told_by_rates else edge(cost.mean > unit, best[1], best[0])
     return Benefit(found, cost, rates, best, unknown or doubt)
