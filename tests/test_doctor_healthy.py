@@ -42,6 +42,12 @@ def test_the_healthy_set_is_large_and_various_and_is_what_is_kept():
         assert run.facts["eval_loss"] < run.facts["bigram"] and np.isfinite(run.end["stream_rms"]).all()
 
 
+def test_what_findings_say_of_healthy_attention_is_so():
+    ends = [run.end["attention_entropy"] for run in known.runs()]
+    assert min(np.nanmin(end) for end in ends) > 0.62 and max(np.nanmin(end) for end in ends) < 0.97
+    assert max(np.nanmax(run.end["attention_largest_logit"]) for run in known.runs()) < 20
+
+
 def test_of_healthy_runs_the_starts_are_looked_at():
     """By theory wherever there is one, and as measured."""
     cases = [case_of(path) for path in KEPT]
@@ -50,9 +56,7 @@ def test_of_healthy_runs_the_starts_are_looked_at():
     for case in cases:  # and the two agree
         for name in set(case.start) & set(case.theory):
             measured, (values, _) = case.start[name].mean(axis=0), case.theory[name]
-            assert (
-                values.shape == measured.shape and (measured < 1.6 * values).all() and (values < 1.6 * measured).all()
-            )
+            np.testing.assert_array_less(np.abs(measured - values), 0.6 * values + 1e-12, f"{case.name}, {name}")
 
 
 def test_with_one_thing_changed_a_healthy_run_is_healthy_no_more():
