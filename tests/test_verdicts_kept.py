@@ -167,3 +167,30 @@ def test_a_small_scale_costs_nothing_at_its_best_rate():
     rope = max(0.01, 2 * stdev(base))
     _, high = interval([(small - loss) / rope for small, loss in zip(best(0.03), base, strict=True)])
     assert high < 1 and page("E03", "C50") == "refuted"
+
+
+def test_a_start_made_for_it_stands_in_for_the_norms():
+    rows = [row for row in raw("E18")["rows"] if row["fields"]["model.depth"] == 12]
+
+    def best(**fields):
+        wanted = {path.replace("__", "."): value for path, value in fields.items()}
+        named = {"model.depth", "optimizer.lr", "seed"} | set(wanted)
+        arm = [row for row in rows if set(row["fields"]) == named and wanted.items() <= row["fields"].items()]
+        rates = {row["fields"]["optimizer.lr"] for row in arm}
+        losses = [
+            [
+                row["eval_loss"]
+                for row in sorted(arm, key=lambda row: row["fields"]["seed"])
+                if row["fields"]["optimizer.lr"] == rate
+            ]
+            for rate in rates
+        ]
+        return min((one for one in losses if None not in one and len(one) == 5), key=mean)
+
+    pre, rezero = best(residual__name="pre_ln"), best(residual__name="rezero")
+    rope = max(0.01, 2 * stdev(pre))
+    _, high = interval([(a - b) / rope for a, b in zip(rezero, pre, strict=True)])
+    assert high < 1 and page("E18", "C14/a start made for it in its place") == "refuted"
+    bare = best(residual__name="pre_ln", model__norm="none", init__out_scale=1.0)
+    assert min(a - b for a, b in zip(bare, pre, strict=True)) > rope
+    assert page("E18", "C14/nothing in its place", "12 blocks") == "supported"
