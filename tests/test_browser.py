@@ -124,7 +124,8 @@ def test_the_figure_of_propagation(tmp_path):
 PAGE = """<!doctype html><html><head>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <link rel="icon" href="data:,">
-<style>body {{ background: #fff; color: #000 }} p, svg {{ display: block; height: 30px; margin: 0; width: 400px }} text {{ font-size: 11px }}</style></head>
+<style>body {{ background: #fff; color: #000 }} p, svg {{ display: block; height: 30px; margin: 0; width: 400px }}
+text {{ font-size: 11px }}</style></head>
 <body>{}</body></html>"""
 RIGHT = (  # each with words of its own, and nothing wrong
     *(f"<p>line {i}</p>" for i in range(12)),
