@@ -57,7 +57,10 @@ def picture(page: str, path: Path, dark: bool = False, width: int = WIDTH, heigh
     browse(copy, f"--screenshot={path.absolute()}", dark=dark, width=width, height=height)
 
 
-def browse(path: Path, *more: str, dark: bool, width: int, height: int = HEIGHT) -> subprocess.CompletedProcess[str]:
+def browse(
+    path: Path, *more: str, dark: bool = False, width: int = WIDTH, height: int = HEIGHT
+) -> subprocess.CompletedProcess[str]:
+    """The browser's output and what it logged, console messages included, after it has opened a file."""
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     own = (f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},{height}", scheme)
     command = [str(chromium()), *FLAGS, *own, *more, path.as_uri()]

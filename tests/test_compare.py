@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 import pytest
 
+import browser
 from resjax import compare as command
 from resjax.health.comparison import compare, labels, read, settings
 from resjax.health.comparison.charts import by_depth, over_steps
@@ -316,22 +317,10 @@ def test_the_page_escapes_and_asks_nothing_of_the_network(tmp_path, two):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@browser.needed
 def test_a_browser_draws_it_without_an_error(tmp_path, two):
     (tmp_path / "page.html").write_text(page(of(*two, write(tmp_path / "deep", depth=8))))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path}/profile",
-        "--enable-logging=stderr",
-    ]
-    done = subprocess.run(
-        ["chromium", *flags, "--dump-dom", (tmp_path / "page.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = browser.browse(tmp_path / "page.html", "--dump-dom")
     assert "CONSOLE" not in done.stderr
     assert len(re.findall(r'<path d="M[^"]+" class="curve run h2 dash0"', done.stdout)) >= 8
     assert "NaN" not in done.stdout

@@ -4,14 +4,13 @@ import base64
 import io
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from math import isnan
 
 import numpy as np
 import pytest
 
+import browser
 from resjax.errors import Refused
 from resjax.health import figures, normal, report, shrink, table
 from resjax.health.findings import examine
@@ -552,31 +551,13 @@ def test_nothing_recorded_is_said():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@browser.needed
 @pytest.mark.parametrize(
     "kind", [{"depth": 12}, {"depth": 24, "trouble": True}, {"depth": 1, "rows": 1}, {"depth": 4, "scheme": "rezero"}]
 )
 def test_figures_are_drawn_without_console_errors(tmp_path, kind):
     path = report.write_report(write_run(tmp_path / "run", **kind))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-sync",
-    ]
-    flags += [
-        "--disable-component-update",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr",
-        "--v=0",
-        "--virtual-time-budget=2000",
-    ]
-    done = subprocess.run(
-        ["chromium", *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
-    )
+    done = browser.browse(path, "--dump-dom")
     assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     panels = done.stdout.count('class="panel"')
     assert panels > 10 and len(re.findall(r'class="panel"[^>]*><(?:canvas|svg)', done.stdout)) == panels

@@ -135,6 +135,9 @@ def test_runs_of_unlike_depth_share_the_axis(cases):
         pytest.approx([half, 1 - half]) for half in (0.25 / DEPTH, 0.25 / (3 * DEPTH))
     ]
     text = page(*runs)
+    pair = [figures_of(text)[f"Block Jacobian, {name}"] for name in names]
+    across = [[text for *_, text in scale(one) if text.isdigit() and int(text) > 2] for one in pair]
+    assert across == [["3", "4", "5"], ["5", "10", "15"]], "each has its own blocks"
     assert figures_of(text)["Logit lens"].count(SHARE) == 1 and "nan" not in text
 
 

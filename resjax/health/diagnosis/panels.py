@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import ceil, floor, log10
 
@@ -98,10 +98,13 @@ def drawn(panel: Panel, frame: Frame | None = None) -> str:
 
 
 def side_by_side(panels: Sequence[Panel]) -> str:
-    """Figures of one quantity on the same axes; one without a value says what it lacks."""
+    """Figures of one quantity on the same vertical axis, each as far as its own blocks go; one without a value says what it lacks."""
     whole = [panel for panel in panels if told(panel)]
     frame = frame_of(whole)
-    return "".join(drawn(panel, frame) if panel in whole else empty(panel) for panel in panels)
+    return "".join(
+        drawn(panel, replace(frame, last=frame_of([panel]).last)) if panel in whole else empty(panel)
+        for panel in panels
+    )
 
 
 def empty(panel: Panel) -> str:

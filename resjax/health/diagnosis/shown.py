@@ -109,7 +109,7 @@ def absent(case: Case, study: str) -> str:
     why = next((note for note in case.notes if note.startswith(f"study '{study}' left out")), "")
     if why or study not in case.studies:
         return f"{why[:1].upper()}{why[1:]}" if why else "This study was not made."
-    return "No value is finite."
+    return "Nothing of the kind was found."
 
 
 def titled(panel: Panel, name: str) -> Panel:
