@@ -23,6 +23,7 @@ from test_studies import TEXT, silenced
 from test_watch import DEPTH, SITES, WAYS, block, inputs, kept_by_hand, plainly, unrolled, weights
 from test_watch import PLAN as FOREIGN
 from test_watch import loss as loss_of_numbers
+from test_watch_use import Scanned
 
 pytestmark = pytest.mark.usefixtures("quickly")
 PLAN = watch.Plan(4, ("attention", "mlp"))
@@ -118,7 +119,7 @@ def check_ways(f: Any) -> None:
     np.testing.assert_allclose(found["gradient"]["identity_share"], [np.nan, *cosines], rtol=1e-4)
 
 
-MOST_USED = ("checkpoint in scan", "nnx.scan")
+MOST_USED = ("checkpoint in scan",)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def untouched():
 
 def test_a_linen_model_that_knows_of_nothing(untouched):
     found, f, params, batches = untouched
-    assert found.notes == [] and set(found) == set(watch.studies.NAMES)
+    assert found.notes == [] and set(found) == set(STUDIES) - set(watch.studies.OWN_ONLY)
     assert list(found["ablation"]["dead"]) == [False, False, True, True]
     whole = np.mean([float(f(params, batch)[0]) for batch in batches])
     assert found["ablation"]["loss"] == pytest.approx(whole, rel=1e-6)
@@ -202,6 +203,29 @@ def test_what_is_asked_of_a_run(untouched):
     assert found["update"]["tokens"] == 2 * 6 * 8
     assert found["steadiness"]["period"] == pytest.approx(2 * np.pi, rel=0.1) and found["steadiness"]["chance"] < 0.01
     assert found["steadiness"]["logged"] == 40 and np.isfinite(found["steadiness"]["ratio"])
+
+
+def test_a_scanned_linen_model():
+    """As the same written without Linen: its scan traces a block in a way of its own."""
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4))
+    params = jax.jit(Scanned().init)(jax.random.key(1), x)
+    dense = params["params"]["blocks"]["Dense_0"]
+
+    def by_hand(params: Any, x: jax.Array) -> jax.Array:
+        for i in range(3):
+            x = watch.add(x, jnp.tanh(x @ dense["kernel"][i] + dense["bias"][i]), block=i, site="mlp")
+        return jnp.mean(jnp.sin(x))
+
+    names = ("similarity", "ablation", "gradient")
+    want = watch.study(by_hand, params, [x], names=names)
+    found = watch.study(
+        lambda params, x: jnp.mean(jnp.sin(Scanned().apply(params, x))),
+        params,
+        [x],
+        plan=watch.Plan(3, "mlp"),
+        names=names,
+    )
+    same(found, want)
 
 
 class Normed(nnx.Module):
@@ -293,7 +317,7 @@ def one_block(h: jax.Array, **how: Any) -> jax.Array:
 
 REFUSED = {
     "order": (
-        dict(names=["order"]),
+        dict(names="order"),
         "study 'order' is of resjax's own models only, whose blocks change places; there are probes",
     ),
     "name": (dict(names=["lense"]), "names is 'lense', which is none of .* did you mean 'lens'"),

@@ -2,9 +2,10 @@
 
 Each is a :class:`~resjax.watch.context.Hearer` for one trace of a forward pass. Which block it is about is data, so that one program
 serves all blocks; what it finds it writes into references (``jax.new_ref``), which go through ``jax.jit``, ``lax.scan``,
-``jax.checkpoint`` and ``lax.cond`` as they are written, or, of a backward pass, returns as the gradient of zeros.
+``jax.checkpoint`` and ``lax.cond``, or, of a backward pass, returns as the gradient of zeros.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from resjax.health.spectra import residual_form
 from resjax.health.studies.rounding import FIGURES, FORMATS, key_of, lost
 from resjax.residual.connection import faded
 from resjax.residual.precision import exact, rms
-from resjax.watch.context import Add, Hearer, place, plain
+from resjax.watch.context import Add, Hearer, numbered, place, plain
 from resjax.watch.plan import Plan
 from resjax.watch.tap import held, of_site
 
@@ -69,6 +70,18 @@ class Surveying(Hearer):
         return mark(add.after)
 
 
+def noted(number: Any, write: Callable[[], None]) -> None:
+    """Does what ``write`` does to references, in block ``number``.
+
+    Where that is traced, on a condition that always holds and depends on it: Linen's ``nn.scan`` first traces a block for what does not
+    depend on its inputs, and can take references only where they are part of what does.
+    """
+    if isinstance(number, jax.core.Tracer):
+        jax.lax.cond(number >= 0, write, lambda: None)
+    else:
+        write()
+
+
 class Keeping(Hearer):
     """Factors on what each add adds: 0 takes its update away, 1 changes nothing.
 
@@ -82,7 +95,7 @@ class Keeping(Hearer):
 
     def site(self, add: Add) -> jax.Array:
         here = place(self.plan, add)
-        self.passed[here] = self.passed[here] + 1
+        noted(here[0], lambda: self.passed.__setitem__(here, self.passed[here] + 1))
         keep = self.keep[here]
         if add.kept is None:
             return jnp.where(keep == 1, add.after, add.beside + faded(keep, add.after - add.beside))
@@ -106,16 +119,18 @@ class Capturing(Hearer):
 
     def site(self, add: Add) -> jax.Array:
         number, _ = place(self.plan, add)
-        row = number - self.first
-        wanted = (row >= 0) & (row < self.window.shape[0]) & ~self.begun[number]
+        row, rows = number - self.first, self.window.shape[0]
         stream = jnp.broadcast_to(add.beside, add.after.shape).astype(self.window.dtype)
 
         def keep() -> None:
-            self.window[jnp.clip(row, 0, self.window.shape[0] - 1)] = stream
+            self.window[jnp.clip(row, 0, rows - 1)] = stream
 
-        jax.lax.cond(wanted, keep, lambda: None)
-        self.begun[number] = jnp.asarray(True)
-        self.last[...] = add.after.astype(self.last.dtype)
+        def write() -> None:
+            jax.lax.cond((row >= 0) & (row < rows) & ~self.begun[number], keep, lambda: None)
+            self.begun[number] = jnp.asarray(True)
+            self.last[...] = add.after.astype(self.last.dtype)
+
+        noted(number, write)
         return add.after
 
 
@@ -137,17 +152,22 @@ class Measuring(Hearer):
 
     def site(self, add: Add) -> jax.Array:
         here = place(self.plan, add)
-        found = of_site(held(add.after, add.parts), self.groups)
-        self.sites[here] = jnp.stack([jnp.asarray(one, jnp.float32) for one in found.values()])
-        if self.forms is not None:
-            form, attainable = residual_form(add.after)
-            more = self.forms.shape[-1] - form.shape[-1]
-            self.forms[here] = jnp.pad(form.astype(jnp.float32), ((0, 0), (0, more)))
-            self.attainable[here] = jnp.float32(attainable)
+
+        def write() -> None:
+            found = of_site(held(add.after, add.parts), self.groups)
+            self.sites[here] = jnp.stack([jnp.asarray(one, jnp.float32) for one in found.values()])
+            if self.forms is not None:
+                form, attainable = residual_form(add.after)
+                more = self.forms.shape[-1] - form.shape[-1]
+                self.forms[here] = jnp.pad(form.astype(jnp.float32), ((0, 0), (0, more)))
+                self.attainable[here] = jnp.float32(attainable)
+
+        noted(here[0], write)
         return add.after
 
     def block(self, before: jax.Array, after: jax.Array, number: Any) -> jax.Array:
-        self.blocks[number] = measure_block(before, after)["update_ratio_block"]
+        here = numbered(self.plan, number)
+        noted(here, lambda: self.blocks.__setitem__(here, measure_block(before, after)["update_ratio_block"]))
         return after
 
     def embedded(self, stream: jax.Array) -> jax.Array:
@@ -180,9 +200,13 @@ class Rounding(Hearer):
             after = self._rounded(add.kept + add.update, key)
             if add.join is not plain:
                 after = self._rounded(add.join(after.astype(add.kept.dtype)), key)
-        if add.kept is not None:
-            self.figures[here] = self._lost(*(exact(x) for x in jnp.broadcast_arrays(add.update, add.kept)))
-        self.last[...] = after.astype(self.last.dtype)
+
+        def write() -> None:
+            if add.kept is not None:
+                self.figures[here] = self._lost(*(exact(x) for x in jnp.broadcast_arrays(add.update, add.kept)))
+            self.last[...] = after.astype(self.last.dtype)
+
+        noted(here[0], write)
         return after.astype(add.after.dtype)
 
     def embedded(self, stream: jax.Array) -> jax.Array:
