@@ -552,6 +552,23 @@ def test_after_rollbacks_in_vain_the_last_one_is_kept(calm, bad, tmp_path, capfd
     assert cursor > 6
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_ctrl_c_while_a_step_is_kept_waits_for_it(calm, bad, tmp_path, monkeypatch):
+    folder, original = tmp_path / "run", evidence.write_json
+    fields = {"residual__name": f"{bad}:ONCE", "train__on_nonfinite": "skip", "train__eval_every": 0}
+
+    def write(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence, "write_json", write)
+        assert run(calm, folder, **fields) == 130
+    assert [path.name for path in (folder / "nonfinite").iterdir()] == ["7"]
+    assert sorted(path.name for path in (folder / "nonfinite/7").iterdir()) == ["batch.npz", "report.json", "state"]
+    assert run(calm, folder, **fields) == 0 and runs.rows(folder)[-1]["step"] == 20
+
+
 KILLED = """
 import os, signal, sys
 import command

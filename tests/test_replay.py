@@ -162,10 +162,8 @@ def test_every_group_is_measured_whatever_the_run_measured(whole, capfd):
     [
         ("hyper_connections", {"update_ratio_block"}),
         ("attnres", {"swallowed", "growth", "update_ratio_block", *MORE_PROBES["precision"]}),
-        pytest.param("mhc", {"update_ratio_block"}, marks=SLOW),
         pytest.param("reversible", {"update_ratio_block"}, marks=SLOW),
         pytest.param("denseformer", set(), marks=SLOW),
-        pytest.param("gru", {"swallowed", *MORE_PROBES["precision"]}, marks=SLOW),
         pytest.param("post_ln", set(), marks=SLOW),
     ],
 )

@@ -19,14 +19,9 @@ from resjax.train.step import make_gradient
 LISTED = 6  # blocks or rows of a parameter that are named
 RUNS, BATCH = "params/stack/runs/", "batch"
 SUM_OF_GRADIENTS = "add_any"  # JAX's own, where a value is used more than once
-ENTERED = (
-    "read",
-    "norm_in",
-    "branch",
-    "queries_keys_values",
-    "hidden",
-)  # parts that may be the first to read the stream
-JOINED = ("add", "norm_after")  # parts behind the branch, whose gradient goes past it too
+# Parts that may be the first to read the stream; and those behind the branch, whose gradient goes past it too.
+ENTERED = ("read", "norm_in", "branch", "queries_keys_values", "hidden")
+JOINED = ("add", "norm_after")
 
 
 @dataclass(frozen=True)
@@ -158,12 +153,13 @@ def with_stray(first: First, batch: np.ndarray, vocab: int) -> First:
     """``first``, laid to the batch where it is the probability of a token that the model does not have."""
     if (first.part, first.operation) != ("loss", "gather") or not np.issubdtype(batch.dtype, np.integer):
         return first
-    stray = np.argwhere((batch >= vocab) | (batch < -vocab))
+    targets = batch[:, 1:]
+    stray = np.argwhere((targets >= vocab) | (targets < -vocab))
     if not len(stray):
         return first
     row, position = (int(i) for i in stray[0])
     rows = tuple(int(i) for i in np.unique(stray[:, 0]))
-    return replace(first, parameter=BATCH, rows=rows, stray=(position, int(batch[row, position])))
+    return replace(first, parameter=BATCH, rows=rows, stray=(position + 1, int(targets[row, position])))
 
 
 def joins(origin: Origin, at: Place) -> bool:
@@ -172,7 +168,7 @@ def joins(origin: Origin, at: Place) -> bool:
     if origin.operation != SUM_OF_GRADIENTS or at.part not in ENTERED:
         return False
     others = [place(stack) for stack in origin.operands]
-    return any((one.block, one.site) != (at.block, at.site) or one.part in JOINED for one in others)
+    return any(one and ((one.block, one.site) != (at.block, at.site) or one.part in JOINED) for one in others)
 
 
 def described(origin: Origin, direction: str, given: Mapping[str, Any], firsts: list[int]) -> First:

@@ -47,7 +47,7 @@ class StepProgram:
 
 @dataclass(frozen=True)
 class Programs(StepProgram):
-    """What a run executes: its step, and beside it
+    """What a run executes: its step (see :class:`StepProgram`) and its evaluation.
 
     Attributes:
       evaluation: (params, batch, step) -> loss of a held-out batch.
