@@ -194,3 +194,16 @@ def test_a_start_made_for_it_stands_in_for_the_norms():
     bare = best(residual__name="pre_ln", model__norm="none", init__out_scale=1.0)
     assert min(a - b for a, b in zip(bare, pre, strict=True)) > rope
     assert page("E18", "C14/nothing in its place", "12 blocks") == "supported"
+
+
+def test_no_block_of_the_second_half_of_pre_ln_is_dead_and_under_lns_all_are():
+    rows = [row for row in raw("E11")["rows"] if row["fields"]["optimizer.lr"] == 0.01]
+
+    def dead(**fields):
+        arm = [row for row in rows if all(row["fields"].get(name) == value for name, value in fields.items())]
+        assert len(arm) == 5
+        return [mean(row["studies"]["ablation"]["dead"][12:]) for row in arm]
+
+    assert dead(**{"residual.name": "pre_ln", "optimizer.warmup": 100}) == [0.0] * 5
+    assert page("E11", "C79/there are dead layers") == "refuted"
+    assert dead(**{"residual.name": "lns"}) == [1.0] * 5

@@ -56,7 +56,7 @@ def panel(arms: Mapping[str, Best], levels: Mapping[str, Any]) -> Figure:
     right.set_yscale("log")
     for words, (_, style) in TIMES.items():
         middle.plot([], [], style, color="#555555", label=words)
-    middle.legend(frameon=False, fontsize=8)
+    middle.legend(frameon=False, fontsize=8, loc="center right", bbox_to_anchor=(1, 0.62))
     drawn.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return drawn
 
