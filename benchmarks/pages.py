@@ -78,15 +78,24 @@ def probes(text: str, sizes: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "Made by `python -m benchmarks.pages` from [the numbers](../benchmarks/results/probes.json), which `python benchmarks/probes.py` "
         "measures: training steps in alternation with those of a program without probes, the median of 7 pairs (in brackets the smallest "
-        "and the largest). Sizes are depth x width x length x batch.",
+        "and the largest). Sizes are depth x width x length x batch. Where the range goes from below 1 to above the goal, the "
+        "machine's noise is larger than what is looked for.",
         "",
-        "| size | measured | time | milliseconds a step | temporary memory, MiB | compiled in, s |",
-        "|---|---|---|---|---|---|",
+        "| size | measured | time | goal | milliseconds a step | temporary memory, MiB | compiled in, s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for size, rows in sizes.items():
         for name, row in rows.items():
             time = f"{row['time']:.3f} ({row['times'][0]:.3f} to {row['times'][-1]:.3f})" if "time" in row else "1"
-            cells = (size, name, time, row.get("ms", "-"), row["temporary_mib"], row["compile_seconds"])
+            cells = (
+                size,
+                name,
+                time,
+                row.get("goal", "-"),
+                row.get("ms", "-"),
+                row["temporary_mib"],
+                row["compile_seconds"],
+            )
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return text.partition(MEASURED)[0] + "\n".join([*lines, ""])
 

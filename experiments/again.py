@@ -2,8 +2,8 @@
 
     python -m experiments.again E18 [E02 ...] [--cell=NAME] [--scale=cpu]
 
-Without --cell it takes the experiment's cell with the fewest steps times blocks; names are in the results. Of an experiment that trains
-nothing it makes the first row of each of its measurements. Exit code 1 where the outcome class is another one, the held-out loss differs
+Without --cell it takes the experiment's cell with the fewest steps times blocks (names are in the results), and makes the first row of
+each of its measurements. Exit code 1 where the outcome class is another one, the held-out loss differs
 by more than 0.02 nat, or a measured number by more than a thousandth of itself.
 """
 
@@ -49,9 +49,10 @@ def main(words: Sequence[str] | None = None) -> int:
         code = 0
         for experiment in [named(name) for name in arguments.names]:
             kept = results.read(results.place(experiment, arguments.scale))
-            if not kept.runs and arguments.cell is None:
+            if arguments.cell is None:
                 code = max(code, remeasured(experiment, arguments.scale, kept.measured))
-                continue
+                if not kept.runs:
+                    continue
             was = chosen(kept.runs, experiment, arguments.cell)
             print(f"{experiment.name}, cell {was['cell']}: {grid.text(was['fields'])}", flush=True)
             found = differences(was, trained(experiment, arguments.scale, was))

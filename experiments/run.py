@@ -24,7 +24,7 @@ from resjax.sweeps.cells import build
 from resjax.sweeps.results import Results
 from resjax.train.runfolder import RunFolder
 from resjax.train.session import platform
-from resjax.train.writers import to_json
+from resjax.train.writers import to_json, write_bytes, write_json
 
 SOME_FAILED = 1
 WORK = Path("sweeps")
@@ -99,7 +99,7 @@ def run(
         found = results.read(kept)
         settled = experiment.settle(found.runs, found.measured, scale)
         drawing = experiment.picture(found.runs, found.measured, results.digest(found))
-        kept.with_suffix(".svg").write_bytes(drawing)
+        write_bytes(kept.with_suffix(".svg"), drawing)
         print(
             "judge and figure do their work on what was measured" if smoke else "\n".join(one.told() for one in settled)
         )
@@ -133,9 +133,7 @@ def measure(path: Path, experiment: Experiment, name: str, scale: str) -> list[d
         print(f"measuring {name} anew: '{path}' does not say which code made it")
     rows = to_json([dict(row) for row in experiment.measures[name](scale)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_suffix(".new")
-    whole.write_text(json.dumps({"code": code, "rows": rows}, allow_nan=False))
-    whole.replace(path)
+    write_json(path, {"code": code, "rows": rows})
     return json.loads(path.read_text())["rows"]
 
 

@@ -46,9 +46,12 @@ def case_of(folder: str, step: int | None = None, studies: Sequence[str] = (), s
             f"--step is {step}, but the run in '{folder}' has done {case.done} steps; give one from 1 to {case.done}"
         )
     if step is not None and step < case.done:
-        case = replace(case, record=case.record.until(step), rows=[row for row in case.rows if row["step"] <= step])
-        if int(section(case.summary, "nonfinite").get("step") or 0) > step:
-            case = replace(case, summary={name: value for name, value in case.summary.items() if name != "nonfinite"})
+        case = replace(
+            case,
+            record=case.record.until(step),
+            rows=[row for row in case.rows if row["step"] <= step],
+            nonfinite=[met for met in case.nonfinite if int(met["step"]) <= step],
+        )
     saved = saved_steps(path / "checkpoints")
     by_then = [number for number in saved if step is None or number <= step]
     found: dict[str, Mapping[str, Any]] = {}

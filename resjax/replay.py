@@ -112,7 +112,7 @@ def of_step(again: "Again", done: "Replayed") -> dict[str, Any]:
         "finite": done.finite,
         "recorded": done.recorded or None,
         "same": done.same,
-        "strayed": again.strayed,
+        "strayed": again.strayed if again.strayed is not None and again.strayed < done.step else None,
         "steady": done.steady,
         "nonfinite": None if done.first is None else done.first.as_dict(),
         "unrolled": again.unrolled,
@@ -142,9 +142,10 @@ def step_lines(again: "Again", done: "Replayed") -> list[str]:
     if done.first is not None:
         lines.append(done.first.sentence())
     elif not done.finite:
+        shown = "finite" in done.probes and bool((done.probes["finite"] < 1).any())
         lines.append(
-            "the step is not finite, but done operation by operation it is: fused operations round otherwise; the table shows "
-            "where it is not finite"
+            "the step is not finite, but done operation by operation it is: fused operations round otherwise"
+            + ("; the table shows where it is not finite" if shown else ", and those of the table are finite too")
         )
     else:
         lines.append("every value of the loss and the gradient is finite")
@@ -153,12 +154,13 @@ def step_lines(again: "Again", done: "Replayed") -> list[str]:
 
 def compared(again: "Again", done: "Replayed") -> str:
     """How the numbers compare with those in metrics.jsonl and, where they are other ones, what is known of the reason."""
+    place = f"nonfinite/{done.step}" if done.step in again.tried else "metrics.jsonl"
     if done.same is None:
-        return "metrics.jsonl has no row of this step to compare with"
+        return f"{place} has no numbers of this step to compare with"
     if done.same:
-        return "the same as in metrics.jsonl, bit for bit"
+        return f"the same as in {place}, bit for bit"
     pairs = ", ".join(f"{name} {done.metrics[name]:.9g} now, {was:.9g} then" for name, was in done.recorded.items())
-    told = f"not the same as in metrics.jsonl: {pairs}"
+    told = f"not the same as in {place}: {pairs}"
     if again.strayed is not None and again.strayed < done.step:
         told += f"; the first step on the way from {again.source} that differs is {again.strayed}"
     if not done.steady:
@@ -203,13 +205,15 @@ def chosen(again: "Again", number: int) -> Spike:
     Raises:
       Refused: there is none.
     """
-    from resjax.health.series import spacing, spike_episodes
+    from resjax.health.series import in_whole_run, spacing, spike_episodes
 
     rows = [row for row in again.rows if "loss" in row]
     step = [row["step"] for row in rows]
+    every = spacing(step)
+    whole = in_whole_run(len(rows), every, again.config.train.steps)
     found = [
         Spike(step[one.first], step[one.last], step[one.top], one.before, one.peak - one.before, one.outcome)
-        for one in spike_episodes([row["loss"] for row in rows], every=spacing(step))
+        for one in spike_episodes([row["loss"] for row in rows], every=every, whole=whole)
     ]
     if not 1 <= number <= len(found):
         listed = "; ".join(f"{i} at step {one.peak}" for i, one in enumerate(found, 1))
@@ -244,6 +248,8 @@ def changes(found: list["Replayed"], spike: Spike) -> list[dict[str, Any]]:
 
     from resjax.health.record import site_names
 
+    if found[0].step == spike.peak:  # of a spike at the first step there is none
+        return []
     before = found[0].probes
     peak = next(done for done in found if done.step == spike.peak).probes
     moved = []

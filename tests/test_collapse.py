@@ -109,10 +109,19 @@ def test_where_a_rank_collapses_since_when_and_by_how_much():
     streams = on_one_line()
     record = HealthRecord()
     for step, block in ((1, noise()), (2, streams), (3, streams)):
-        record.append(step, {name: record_of(block)[name][0] for name in record_of(block)})
+        seen = record_of(block)
+        record.append(step, {name: seen[name][0] for name in seen})
     (found,) = examine(record)["findings"]
     assert found["kind"] == "rank collapse" and found["where"] == "block 5" and found["since"] == 2
     assert found["figure"] == "effective_rank" and found["value"] < 2 == found["range"][0]
+
+
+def test_a_collapse_is_since_its_last_stretch_though_the_last_row_is_an_odd_one():
+    record = HealthRecord()
+    for step, cosine in enumerate((0.3, 0.99, 0.3, 0.99, 0.99, 0.99, 0.97), 1):
+        record.append(step, {"token_cosine": np.full((4, 2), cosine), "finite": np.ones((4, 2))})
+    (found,) = examine(record)["findings"]
+    assert found["kind"] == "token collapse" and found["since"] == found["step"] == 4
 
 
 RAW = ("token_cosine", "stream_max", "stream_rms", "finite")

@@ -124,6 +124,36 @@ def test_a_nan_loss_is_a_fatal_spike_or_divergence_not_left_out(arrays):
     assert "loss spikes" in kinds(case(arrays, losses))
 
 
+def gone_past(case_, step, **config):
+    """The run met something that is not finite, and went on or not."""
+    met = {"step": step, "where": "block 3, mlp: NaN", "replay": "python -m resjax.replay RUN", "first": None}
+    return replace(case_, nonfinite=[met], config=case_.config | config)
+
+
+def test_what_comes_after_a_step_that_a_run_went_past_is_no_consequence_of_it(arrays):
+    arrays["update_ratio"][:, 5] = 1e-5
+    arrays["update_ratio"][:15, 5] = 0.05
+    stopped = gone_past(case(arrays), 7)
+    assert kinds(stopped) == ["non-finite value"]
+    went_on = gone_past(case(arrays), 7, train={"on_nonfinite": "skip", "steps": 300})
+    found = diagnose(went_on).findings
+    assert [one.kind for one in found] == ["non-finite value", "dead branches"]
+    assert "went on without it" in found[0].reason
+    two = replace(went_on, nonfinite=[*went_on.nonfinite, went_on.nonfinite[0] | {"step": 90}])
+    assert diagnose(two).findings[0].step == 7
+
+
+def test_of_a_model_that_is_not_ours_nobody_says_that_a_step_was_not_applied(arrays):
+    arrays["finite"][20:, 3] = 0
+    foreign = replace(case(arrays), config={})
+    found = next(one for one in diagnose(foreign).findings if one.kind == "non-finite value")
+    assert (
+        "does not say" in found.reason
+        and "eplay" not in found.advice
+        and found.advice.startswith("Look at the largest")
+    )
+
+
 def test_a_loss_on_the_unigram_line_is_told_since_when(arrays):
     floor = synthetic_run.BASELINES["unigram"]
     losses = np.concatenate([np.linspace(5.5, floor, 40), np.full(60, floor + 0.005)])
@@ -233,6 +263,14 @@ def test_a_start_that_is_not_the_schemes_own(arrays, probe, factor, kind):
     found = starts.examined(replace(case(arrays, start=own), record=record))
     assert [one.kind for one in found] == [kind] and found[0].figure == probe
     assert found[0].value < found[0].range[0] if factor < 1 else found[0].value > found[0].range[1]
+
+
+def test_a_start_without_any_updates_is_told_without_a_factor(arrays):
+    own = start_of(arrays)
+    silent = {**arrays, "update_rms": np.zeros_like(arrays["update_rms"])}
+    (found,) = starts.examined(replace(case(arrays, start=own), record=synthetic_run.record_of(silent, every=1)))
+    assert found.kind == "small start" and found.value == 0 and "inf" not in found.evidence
+    assert re.search(r" 0 at the start \(median over sites\), 0\.\d+ under the ordinary init", found.evidence)
 
 
 def test_theory_is_the_range_of_a_start_where_there_is_one(arrays):

@@ -118,7 +118,7 @@ def test_lost_seeds_are_told_and_never_make_an_arm_best():
     assert "nonfinite" in brittle.told()
 
 
-def test_the_panel_has_a_field_for_every_run_and_lines_of_token_cosine():
+def test_the_panel_has_a_field_for_every_run_and_the_token_cosine_beside_each_line():
     drawn = E02.drawing(rehearsal.cells(E02, usual), {})
     titles = [axis.get_title(loc="left") for axis in drawn.axes]
     assert titles == ["Post-LN, gain 0.55", "Pre-LN, gain 0.55", "Post-LN, gain 1", "Pre-LN, gain 1"]
@@ -130,4 +130,5 @@ def test_the_panel_has_a_field_for_every_run_and_lines_of_token_cosine():
             if not {"model.norm", "init.out_scale", "optimizer.clip", "optimizer.warmup"} & set(cell)
         ]
     )
-    assert any(axis.collections for axis in drawn.axes)
+    beside = [[text for text in axis.texts if text.get_position()[0] == 1.02] for axis in drawn.axes]
+    assert [len(texts) for texts in beside] == [3, 3, 1, 1]  # depths that were run there

@@ -534,7 +534,14 @@ def test_what_a_kill_has_left_is_no_evidence_and_goes(tmp_path):
     assert evidence.steps(tmp_path) == [] and evidence.load(tmp_path, 7, state, {}) is None
     evidence.clear(tmp_path)
     assert not left.exists()
-    (tmp_path / "7").mkdir()
+    # a kill between taking away what was there and putting its successor in its place
+    before = tmp_path / "7.before.tmp"
+    for folder in (before, left):
+        folder.mkdir()
+        (folder / "batch.npz").write_bytes(b"PK" + folder.name.encode())
+    evidence.clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+    assert (tmp_path / "7" / "batch.npz").read_bytes().endswith(before.name.encode())
     (tmp_path / "7" / "batch.npz").write_bytes(b"PK")
     with pytest.raises(Refused, match=r"7 cannot be read .* remove it to rebuild the step from a checkpoint"):
         evidence.load(tmp_path, 7, state, {})

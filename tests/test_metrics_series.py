@@ -13,7 +13,7 @@ from resjax.health.metrics import (
     spike_steps,
     steps_to_target,
 )
-from resjax.health.series import spacing
+from resjax.health.series import in_whole_run, spacing
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:
@@ -203,3 +203,8 @@ def test_series_are_one_number_a_step():
     for of in (spike_steps, spike_episodes, oscillation):
         with pytest.raises(Refused, match=r"shape \(2, 3\)"):
             of(np.ones((2, 3)))
+
+
+def test_how_many_losses_the_whole_run_will_have():
+    assert in_whole_run(200, 10, 10_000) == 1000
+    assert in_whole_run(200, 10, 1_000) == 200 and in_whole_run(200, 10, None) == 200

@@ -117,7 +117,7 @@ def half(files, tmp_path_factory):
 def sooner(monkeypatch):
     """Only the usual groups are measured again, and no scheme's start: both are tested elsewhere."""
     monkeypatch.setattr(rebuild, "HEALTH_GROUPS", ("forward", "backward"))
-    monkeypatch.setattr(checkup, "start_of", lambda *_: {})
+    monkeypatch.setattr(checkup, "start_of", lambda *_: checkup.Start())
 
 
 def named_throughout(folder, go_on, fault, capfd):

@@ -1,6 +1,7 @@
 """Do the kept results say what the page says of them? Some verdicts worked out once more from the raw rows, by Student's interval alone."""
 
 import json
+from functools import cache
 from math import sqrt
 from statistics import mean, stdev
 
@@ -11,6 +12,7 @@ from experiments import results
 from experiments.experiment import named
 
 
+@cache
 def raw(name):
     """The file as it lies there."""
     return json.loads(results.place(named(name), "cpu").read_text())
@@ -22,13 +24,19 @@ def interval(values):
     return mean(values) - half, mean(values) + half
 
 
-def page(name, claim, settings=""):
-    """The verdict of the experiment's own code."""
+@cache
+def settled(name):
+    """All verdicts of the experiment's own code."""
     kept = results.read(results.place(named(name), "cpu"))
+    return list(named(name).settle(kept.runs, kept.measured, "cpu"))
+
+
+def page(name, claim, settings=""):
+    """The verdict of the experiment's own code on one reading of a claim."""
     key, _, reading = claim.partition("/")
     (one,) = [
         found
-        for found in named(name).settle(kept.runs, kept.measured, "cpu")
+        for found in settled(name)
         if (found.claim, found.reading) == (key, reading) and found.settings.endswith(settings)
     ]
     return one.verdict

@@ -380,6 +380,46 @@ def test_streams_of_several_shapes_are_not_compared():
     np.testing.assert_allclose(found["ablation"]["delta_site"], [[-1, -1]], rtol=1e-6)
 
 
+def blocks(*sites: tuple[str, ...]) -> Any:
+    """The loss of a model with these adds in its blocks, each of one more than the last."""
+
+    def f(model: None, x: jax.Array) -> jax.Array:
+        for i, names in enumerate(sites):
+            for name in names:
+                x = watch.add(x, x + 1, block=i, site=name)
+        return jnp.mean(x)
+
+    return f
+
+
+def test_the_order_of_adds_is_that_in_which_they_are_passed():
+    x = np.ones((2, 3, 4), np.float32)
+    for sites, order in (
+        ((("mlp",), ("attention", "mlp")), ("attention", "mlp")),
+        ((("attention", "mlp"), ("attention", "cross", "mlp")), ("attention", "cross", "mlp")),
+    ):
+        f = blocks(*sites)
+        assert watch.find(f, None, x).sites == order
+        end = watch.study(f, None, [x], names=["gradient"], partial=True)["gradient"]
+        assert end["identity_share"][-1] == pytest.approx(1)
+    with pytest.raises(Refused, match="contrary orders in two blocks"):
+        watch.find(blocks(("attention", "mlp"), ("mlp", "attention")), None, x)
+    with pytest.raises(Refused, match="'attention' is passed before 'mlp' in a block, and the plan has them"):
+        watch.study(blocks(("attention", "mlp")), None, [x], plan=watch.Plan(1, ("mlp", "attention")))
+
+
+def test_a_study_that_a_function_does_not_let_be_made_is_left_out():
+    def f(model: None, x: jax.Array) -> jax.Array:
+        x = watch.add(x, jnp.sin(x), block=0, site="mlp")
+        return jnp.mean(jax.lax.while_loop(lambda y: jnp.max(y) < 10, lambda y: 2 * y, x))
+
+    found = watch.study(f, None, [np.ones((2, 3, 4), np.float32)])
+    assert {"similarity", "ablation"} <= set(found) and "gradient" not in found
+    assert any(note.startswith("study 'gradient' left out: ") for note in found.notes)
+    with pytest.raises(ValueError, match="while_loop"):
+        watch.study(f, None, [np.ones((2, 3, 4), np.float32)], names=["gradient"])
+
+
 def test_streams_that_were_kept():
     with pytest.raises(Refused, match=r"streams are \[2, 3\], and have to be"):
         watch.study_streams(np.ones((2, 3)))

@@ -318,11 +318,15 @@ def readme(evidence: Evidence) -> str:
     """What README.md says of the page, in Markdown: how many verdicts there are, and figures where there are any."""
     counts, made = evidence.counts(), sum(evidence.counts(construction=True).values())
     told = ", ".join(f"{counts[status]} {status}" for status in STATUSES[:4])
-    apart = f", and apart from these {made} by construction" if made else ""
+    apart = f", and {made} decided by construction" if made else ""
     words = (
         "[The page of verdicts](experiments/REPORT.md) puts 83 claims of two articles about residual connections to the test, each "
         "with its bounds, its evidence and its command; bounds are frozen before the runs. "
-        + (f"Tested so far: {evidence.tested}, with {told}{apart}." if evidence.kept else "No results are in yet.")
+        + (
+            f"Tested so far: {evidence.tested} claims; of their readings {told} by experiment{apart}."
+            if evidence.kept
+            else "No results are in yet."
+        )
     )
     lines = ["\n".join(textwrap.wrap(words, LINE, break_long_words=False, break_on_hyphens=False))]
     for one in outline().panels:

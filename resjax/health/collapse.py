@@ -37,8 +37,7 @@ def token_collapse(record: HealthRecord, state: Mapping[str, Any], step: int, ap
     first, lowest, rows = found
     steps = record.steps if "token_cosine" in record else [step]
     end = float(np.median(lowest[rows[-LAST_ROWS:]]))
-    below = rows[lowest[rows] <= COLLAPSED_COSINE]
-    began = rows[rows > below[-1]][0] if len(below) and (rows > below[-1]).any() else rows[0]
+    began = _last_stretch(rows, lowest[rows] > COLLAPSED_COSINE)
     about = _about_the_mean(record, state)
     evidence = f"mean cosine between different tokens at least {end:.3f} at the end, above {COLLAPSED_COSINE:g}; " + (
         ", ".join(about) if about else "whether a common offset alone makes it so was not measured"
@@ -126,6 +125,13 @@ def _parallel(record: HealthRecord, state: Mapping[str, Any]) -> tuple[int, np.n
     if not len(there) or not np.median(lowest[there[-LAST_ROWS:]]) > COLLAPSED_COSINE:
         return None
     return first, lowest, there
+
+
+def _last_stretch(rows: np.ndarray, holds: np.ndarray) -> int:
+    """The row with which the last stretch of those where something ``holds`` begins; an odd one after it is none."""
+    last = int(np.flatnonzero(holds)[-1])
+    before = np.flatnonzero(~holds[:last])
+    return int(rows[before[-1] + 1 if len(before) else 0])
 
 
 def _depth(record: HealthRecord, state: Mapping[str, Any]) -> int:

@@ -25,11 +25,13 @@ NEAR_LIMIT = 0.5
 # One learning rate cannot serve gradients a thousandfold apart; healthy deep stacks stay within one or two decades.
 GRADIENT_SPREAD = 1e3
 # Schemes whose branches start (nearly) shut on purpose.
-OPENED = 10.0  # ... and how far above a dead one most of them have to be, before those still shut are said to be dead
 STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup", "prores", "branchnorm"})
+# How far above a dead branch most of them have to be, before those still shut are said to be dead.
+OPENED = 10.0
 SCALE_FIELDS = ("scale", "at")
 
 NON_FINITE = "non-finite value"
+REPLAY, REPLAY_TOO = "Replay this step with everything on;", "; replay this step."
 _NAMED_FIELDS = re.compile(r" \((?:residual\.at|(?:init|model|precision|health)\.\w+(?:=\w+)?(?:, )?)+\)")
 BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
 
@@ -90,7 +92,9 @@ def looked_for(
 
 
 def for_any_model(advice: str) -> str:
-    """Without the fields of a resjax configuration that stand in brackets: a model that is not ours has none."""
+    """Without the fields of a resjax configuration that stand in brackets, and without replay: a model that is not ours has neither."""
+    for replay, instead in ((f"{REPLAY} l", "L"), (REPLAY_TOO, ".")):
+        advice = advice.replace(replay, instead)
     return _NAMED_FIELDS.sub("", advice)
 
 
@@ -129,15 +133,15 @@ def non_finite(record: HealthRecord) -> list[Finding]:
     ):
         advice = (
             "The forward pass was finite, so the gradient itself overflowed or divided by zero: lower the loss scale "
-            "(float16), clip, and look for norms of all-zero tokens or saturated softmaxes at this place; replay "
-            "this step."
+            "(float16), clip, and look for norms of all-zero tokens or saturated softmaxes at this place"
+            f"{REPLAY_TOO}"
         )
         findings.append(
             _non_finite_at(record, backward[first_backward], -1, "backward", record.steps[first_backward], advice)
         )
     if forward is not None and first_forward is not None:
         advice = (
-            "Replay this step with everything on; look at the largest magnitudes of the rows before it. Usual "
+            f"{REPLAY} look at the largest magnitudes of the rows before it. Usual "
             "causes: a learning rate too high, a float16 stream or branch (limit 65,504), a missing norm; try "
             "bfloat16 or a float32 stream, clipping, a longer warm-up."
         )

@@ -32,6 +32,17 @@ def spacing(steps: ArrayLike) -> float:
     return float(np.median(np.diff(np.asarray(steps)))) if np.size(steps) > 1 else 1.0
 
 
+def in_whole_run(losses: int, every: float, planned: object) -> int:
+    """How many losses the run will have when its ``planned`` steps are done: a tenth of these is the time that a loss has to come back.
+
+    Args:
+      losses: how many it has so far.
+      every: steps from one to the next.
+      planned: ``train.steps`` of the run; where that is no number it ends with these losses.
+    """
+    return max(losses, round(planned / every)) if isinstance(planned, int) else losses
+
+
 def spike_steps(
     loss: ArrayLike, deviations: float = 7.0, window: int | None = None, every: float = 1, whole: int | None = None
 ) -> np.ndarray:

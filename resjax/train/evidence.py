@@ -27,6 +27,7 @@ from resjax.train.writers import read_json, write_json
 
 MOST_KEPT = 3  # steps whose state is kept
 UNFINISHED = ".tmp"
+BEFORE = f".before{UNFINISHED}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,12 @@ def has_room(folder: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a kill has left half-written."""
+    """Remove what a kill has left half-written; what was there before is put back where a kill came between taking it away and its
+    successor.
+    """
+    for before in folder.glob(f"*{BEFORE}"):
+        if not (place := before.with_name(before.name.removesuffix(BEFORE))).exists():
+            before.rename(place)
     for leftover in folder.glob(f"*{UNFINISHED}"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -84,7 +90,7 @@ def save(
     target, unfinished, before = (
         folder / str(step),
         folder / f"{step}{UNFINISHED}",
-        folder / f"{step}.before{UNFINISHED}",
+        folder / f"{step}{BEFORE}",
     )
     if holds(target, batch) or (state is not None and not has_room(folder)):
         return False

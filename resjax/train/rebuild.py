@@ -77,6 +77,7 @@ class Again:
       notes: what a reader should know, one line each.
       source: what the steps were run from, in words.
       strayed: the first step that was run again on the way and whose numbers are not those recorded; None: there is none.
+      tried: by step, the numbers of the try whose batch was kept; the run may have done the step again with another batch.
     """
 
     folder: RunFolder
@@ -87,6 +88,7 @@ class Again:
     notes: list[str] = field(default_factory=list)
     source: str = ""
     strayed: int | None = None
+    tried: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: str | os.PathLike, unrolled: bool = True) -> "Again":
@@ -198,6 +200,7 @@ class Again:
         place = f"nonfinite/{step}"
         if kept and kept.state is not None:
             self.source = f"the state kept in {place}"
+            self._compare_with(step, kept.report)
             return self._placed(kept.state), kept.batch
         earlier = [number for number in self.saved if number < step]
         if kept and (not earlier or earlier[-1] != step - 1):
@@ -213,6 +216,8 @@ class Again:
                     kept = None
                     continue
                 self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if kept else "")
+                if kept:
+                    self._compare_with(step, kept.report)
                 return self._placed(state), kept.batch if kept else None
         finally:
             checkpoints.close()
@@ -224,6 +229,16 @@ class Again:
             )
         self.source = "the start of the run"
         return self._placed(self.parts.initial(self.pipeline.batch)), None
+
+    def _compare_with(self, step: int, report: Mapping[str, Any]) -> None:
+        """A try that was kept is compared with its own numbers, not with those of a later one."""
+        self.tried[step] = {name: report[name] for name in ("loss", "grad_norm") if isinstance(report.get(name), float)}
+        if step in self.logged and not alike(self.logged[step], self.tried[step]):
+            self.notes.append(f"this is the try that was not finite; the run did step {step} again with another batch")
+
+    def recorded(self, step: int) -> dict[str, float]:
+        """The loss and the gradient norm that are known of a step's try."""
+        return self.tried.get(step) or self.logged.get(step, {})
 
     def _placed(self, state: TrainState) -> TrainState:
         state = replace(state, halted=jnp.asarray(False))
@@ -265,7 +280,7 @@ class Again:
         state, metrics, _ = self.program.step(state, batch, np.asarray(False))
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
         measured = {name: float(everything[name]) for name in ("loss", "grad_norm")}
-        replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.logged.get(step, {}))
+        replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.recorded(step))
         if replayed.same is False:
             _, twice, _ = self.program.step(copied(before), batch, np.asarray(False))
             replayed = replace(replayed, steady=alike(twice, {name: numbers[name] for name in ("loss", "grad_norm")}))

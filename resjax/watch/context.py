@@ -3,6 +3,7 @@
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import jax
@@ -136,14 +137,32 @@ def find(f: Callable[..., Any], *arguments: Any) -> Plan:
     """The plan of a model: ``f(*arguments)`` is traced without computing anything, and its adds are listed.
 
     Raises:
-      Refused: there are none, or a block's number is not known before the program runs (in a scan over blocks).
+      Refused: there are none; a block's number is not known before the program runs (in a scan over blocks); or two blocks have their
+        adds in contrary orders.
     """
     found: list[tuple[int, str]] = []
     with heard_by(_Listing(found)):
         jax.eval_shape(lambda *inner: (f(*inner), None)[1], *arguments)
     if not found:
         raise Refused("the function has no watch.add in it; call it where an update joins the stream")
-    return Plan(max(block for block, _ in found) + 1, tuple(dict.fromkeys(site for _, site in found)))
+    return Plan(max(block for block, _ in found) + 1, _in_order(found))
+
+
+def _in_order(found: list[tuple[int, str]]) -> tuple[str, ...]:
+    """The sites in an order that that of every block agrees with."""
+    before: dict[str, set[str]] = {site: set() for _, site in found}
+    last: dict[int, str] = {}
+    for block, site in found:
+        if last.get(block, site) != site:
+            before[site].add(last[block])
+        last[block] = site
+    try:
+        return tuple(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        listed = ", ".join(f"'{site}'" for site in dict.fromkeys(error.args[1]))
+        raise Refused(
+            f"the adds {listed} stand in contrary orders in two blocks; give those of one of them other names"
+        ) from None
 
 
 class _Listing(Hearer):

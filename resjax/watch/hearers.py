@@ -48,13 +48,21 @@ class Surveying(Hearer):
     Attributes:
       adds: that were passed in the trace; those in the body of a scan once.
       mapped: whether one stands inside ``jax.vmap``.
+      contrary: two sites of a block, in the order in which they are passed, if that is not the plan's.
     """
 
     def __init__(self, plan: Plan):
         self.plan, self.adds, self.mapped = plan, list[Seen](), False
+        self.contrary: tuple[str, str] | None = None
+        self._last: tuple[Any, int] = (None, -1)  # block and site of the add before
 
     def site(self, add: Add) -> jax.Array:
-        place(self.plan, add)
+        site = place(self.plan, add)[1]
+        block, before = self._last
+        same = block is add.block or (isinstance(block, int) and block == add.block)
+        if same and site < before:
+            self.contrary = self.plan.sites[before], add.site
+        self._last = add.block, site
         change = add.kept is None
         dtype = jnp.promote_types(add.after.dtype, add.beside.dtype)
         self.adds.append(

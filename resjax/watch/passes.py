@@ -132,6 +132,12 @@ class Passes:
         out = jax.eval_shape(lambda state, batch: self._heard(survey, state, batch), self.state, self.batches[0])
         if not survey.adds:
             raise Refused("the function has no watch.add in it; call it where an update joins the stream")
+        if survey.contrary:
+            first, then = survey.contrary
+            raise Refused(
+                f"'{first}' is passed before '{then}' in a block, and the plan has them the other way round; a study wants "
+                "Plan(sites=...) in the order of the adds"
+            )
         if survey.mapped:
             raise Refused(
                 "the adds stand inside jax.vmap, and a study keeps the stream of a whole batch; let the model take the batch as it is"

@@ -24,6 +24,8 @@ from resjax.watch.hearers import PULLED
 from resjax.watch.passes import MEMORY, Passes, Pulled, refuse_tokens
 from resjax.watch.plan import Plan
 
+# What a function of somebody else's may not let be done to it, and what a device may not hold: one study less, the others stay.
+LEFT_OUT = Refused, NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError
 OWN_ONLY = {  # of resjax's studies, and why not
     "order": "whose blocks change places",
     "jacobian": "whose blocks are differentiated one by one",
@@ -102,10 +104,10 @@ def study(
     for name in NAMES if names is None else dict.fromkeys(names):
         try:
             found[name] = made[name](passes)
-        except Refused as refused:
+        except LEFT_OUT as error:
             if names is not None:
                 raise
-            found.notes.append(f"study '{name}' left out: {refused}")
+            found.notes.append(f"study '{name}' left out: {str(error).partition(chr(10))[0]}")
     return found
 
 

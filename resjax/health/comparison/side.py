@@ -13,7 +13,7 @@ from resjax.health.diagnosis.case import Case
 from resjax.health.findings import examine, section
 from resjax.health.reading import LAST_ROWS, at_end
 from resjax.health.report import BASELINES, number
-from resjax.health.series import spacing, spike_episodes, spike_score, steps_to_target
+from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score, steps_to_target
 
 SPAN = 20  # steps that a loss is the mean of where it is held against a target
 LAST = 10  # rows that the training loss of a run without a summary is the mean of, as summary.json has it
@@ -79,6 +79,7 @@ class Side:
     def spikes(self) -> dict[str, Any]:
         """Score and episodes of the training loss (M7), in steps."""
         steps, loss = self.losses
+        whole = in_whole_run(len(loss), self.spacing, section(self.case.config, "train").get("steps"))
         episodes = [
             {
                 "first": int(steps[one.first]),
@@ -88,10 +89,10 @@ class Side:
                 "peak": one.peak,
                 "outcome": one.outcome,
             }
-            for one in spike_episodes(loss, every=self.spacing)
+            for one in spike_episodes(loss, every=self.spacing, whole=whole)
         ]
         return {
-            "score": spike_score(loss, every=self.spacing),
+            "score": spike_score(loss, every=self.spacing, whole=whole),
             "fatal": sum(one["outcome"] == "fatal" for one in episodes),
             "episodes": episodes,
         }

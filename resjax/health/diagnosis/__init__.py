@@ -9,7 +9,7 @@ from resjax.health.diagnosis import attention, band, course, growth, profiles, s
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.diagnosis.remedies import Advice, advised
-from resjax.health.findings import NON_FINITE, for_any_model, located, looked_for, section
+from resjax.health.findings import NON_FINITE, for_any_model, located, looked_for
 
 # Of what looked_for finds: why it is a fault, and where its bounds come from.
 REASONS: dict[str, tuple[str, str]] = {
@@ -39,6 +39,7 @@ REASONS: dict[str, tuple[str, str]] = {
 
 
 WENT_ON = "the step was not applied, and the run went on without it"
+NOT_OURS = "where such a step is applied, the weights are lost from here on; whether it was, the folder does not say"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ def diagnose(case: Case) -> Diagnosis:
         *attention.examined(case),
         *states.examined(case),
     ]
-    findings = merged(found)
+    findings = merged(found, case.goes_on)
     if not case.scheme:
         findings = [replace(one, advice=for_any_model(one.advice)) for one in findings]
     if offset := shared_offset(case.record, probes_of(case), course.learned(case)):
@@ -118,19 +119,21 @@ def probes_of(case: Case) -> Mapping[str, Any]:
 def recorded(case: Case) -> list[Finding]:
     """What :func:`resjax.health.findings.looked_for` finds, with the first non-finite value as the run located it."""
     looked = looked_for(case.record, case.config, case.dtype, probes_of(case), case.last_step, course.learned(case))
-    if nonfinite := section(case.summary, "nonfinite"):
-        looked = located({"findings": looked}, nonfinite)["findings"]
+    if case.nonfinite:
+        looked = located({"findings": looked}, case.nonfinite[0])["findings"]
     made = [Finding.of(found) for found in looked]
-    goes_on = str(section(case.config, "train").get("on_nonfinite") or "stop") != "stop" or (
-        section(case.config, "precision").get("loss_scale") is not None
-    )
-    reasons = REASONS | ({NON_FINITE: (WENT_ON, "")} if goes_on else {})
+    reasons = dict(REASONS)
+    if case.goes_on or not case.config:
+        reasons[NON_FINITE] = (WENT_ON if case.config else NOT_OURS, "")
     return [replace(one, reason=reasons[one.kind][0], source=reasons[one.kind][1]) for one in made]
 
 
-def merged(found: list[Finding]) -> list[Finding]:
-    """In order; of two of one kind that name the same places only the first, and no consequences of a value that is not finite."""
-    if broken := [one for one in found if one.kind == NON_FINITE]:
+def merged(found: list[Finding], goes_on: bool = False) -> list[Finding]:
+    """In order; of two of one kind that name the same places only the first, and no consequences of a value that is not finite.
+
+    Of a run that ``goes_on`` past such a value there are none: it did not apply the step.
+    """
+    if not goes_on and (broken := [one for one in found if one.kind == NON_FINITE]):
         first = min(one.step for one in broken)
         found = [one for one in found if one.kind == NON_FINITE or one.since is None or one.since < first]
     kept: dict[tuple[str, str], Finding] = {}

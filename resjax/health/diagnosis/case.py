@@ -26,6 +26,7 @@ class Case:
       config: resolved fields, nested; empty for a model that is not ours.
       rows: of metrics.jsonl, numbers as floats.
       summary: of summary.json; empty where there is none.
+      nonfinite: what the run kept of each step that was not finite, in order; it may have gone past all but the last.
       dtype: of the stream.
       start: the scheme at its start under the ordinary init, by probe (seeds, depth, sites); empty where it was not measured.
       theory: by probe, what theory expects there, (depth, sites), and which curve that is, in words; empty where none speaks of it.
@@ -41,6 +42,7 @@ class Case:
     config: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
+    nonfinite: Sequence[Mapping[str, Any]] = ()
     dtype: str = "float32"
     start: Mapping[str, np.ndarray] = field(default_factory=dict)
     theory: Mapping[str, tuple[np.ndarray, str]] = field(default_factory=dict)
@@ -80,6 +82,12 @@ class Case:
         return float(value) if isinstance(value, int | float) else None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on past a step that is not finite, which it does not apply."""
+        precision, train = section(self.config, "precision"), section(self.config, "train")
+        return str(train.get("on_nonfinite") or "stop") != "stop" or precision.get("loss_scale") is not None
+
+    @property
     def done(self) -> int:
         """Steps that the run has done."""
         recorded = int(self.record.steps[-1]) if len(self.record) else 0
@@ -98,26 +106,29 @@ def recorded_in(folder: str) -> Case:
     notes += record.notes
     rows = read_metrics(path / "metrics.jsonl", notes)
     summary = read_json(path / "summary.json", notes)
-    if not summary.get("nonfinite") and (met := first_met(path, notes)):
-        summary = {**summary, "nonfinite": met}
     return Case(
         name=path.resolve().name,
         record=record,
         config=config,
         rows=rows,
         summary=summary,
+        nonfinite=met_in(path, summary, notes),
         dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
         path=str(path),
         notes=notes,
     )
 
 
-def first_met(path: Path, notes: list[str]) -> dict[str, Any]:
-    """What the run in a folder has kept of the first step that was not finite, which it may have gone past; empty where there is none."""
+def met_in(path: Path, summary: Mapping[str, Any], notes: list[str]) -> list[Mapping[str, Any]]:
+    """What the run in a folder has kept of the steps that were not finite, in order; that of the last is in its summary too."""
     reports = {
-        int(one.parent.name): one for one in (path / "nonfinite").glob("*/report.json") if one.parent.name.isdigit()
+        int(one.parent.name): read_json(one, notes)
+        for one in (path / "nonfinite").glob("*/report.json")
+        if one.parent.name.isdigit()
     }
-    return read_json(reports[min(reports)], notes) if reports else {}
+    if last := section(summary, "nonfinite"):
+        reports.setdefault(int(last["step"]), dict(last))
+    return [reports[step] for step in sorted(reports) if reports[step]]
 
 
 def configuration(given: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.findings import section
 from resjax.health.reading import since
-from resjax.health.series import spacing, spike_episodes, spike_score
+from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score
 
 TAIL = 0.05  # of the run: what its last loss is the mean of
 DIVERGED = 0.05  # nats above the first loss, from which a run has diverged
@@ -62,8 +62,7 @@ def diverged(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
 def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
     """Episodes of a loss far above its recent median; one finding for all, with the share of spikes in all steps (M7)."""
     every = spacing(steps)
-    planned = section(case.config, "train").get("steps")  # a tenth of the run is the time that a loss has to come back
-    whole = max(len(loss), round(planned / every)) if isinstance(planned, int) else None
+    whole = in_whole_run(len(loss), every, section(case.config, "train").get("steps"))
     found = spike_episodes(loss, every=every, whole=whole)
     if not found:
         return []

@@ -74,7 +74,9 @@ def skips_overridden(case: Case) -> bool:
     """Whether the configuration changes the skips of its scheme: what the stream then does over depth is its doing, and no guide."""
     residual = section(case.config, "residual")
     parts = (residual, section(residual, "attention"), section(residual, "mlp"))
-    return any(part.get("skip") not in (None, "") for part in parts) or "skip" in str(residual.get("at") or "")
+    return any(part.get("skip") not in (None, "", 1.0, "1") for part in parts) or "skip" in str(
+        residual.get("at") or ""
+    )
 
 
 def bounds_at_start(case: Case, own: np.ndarray | None) -> _Bounds:
@@ -131,7 +133,9 @@ def _judged(case: Case, profile: np.ndarray, bounds: _Bounds, when: str) -> list
             out = rows < low if vanishes else rows > high
         began = int(case.record.steps[since(out) if when == "at the end" else 0])
         change = (
-            f"{1 / grown[worst] if grown[worst] > 0 else np.inf:.3g} times smaller"
+            f"{1 / grown[worst]:.3g} times smaller"
+            if vanishes and grown[worst] > 0
+            else "nothing is left"
             if vanishes
             else f"{grown[worst]:.3g} times larger"
         )

@@ -58,13 +58,14 @@ def examined(case: Case) -> list[Finding]:
 
 def _whole(case: Case, probe: str, values: np.ndarray, band: Band, side: str, hit: np.ndarray) -> Finding:
     middle, low, high = known.median(values), known.median(band.low), known.median(band.high)
-    factor = middle / np.sqrt(low * high) if low > 0 else np.inf
-    times = f"{1 / factor:.2g} times smaller" if side == "low" else f"{factor:.2g} times larger"
+    usual = float(np.sqrt(low * high))
+    apart = f"{usual / middle:.2g} times smaller" if 0 < middle < usual else f"{middle / usual:.2g} times larger"
+    ordinary = f"{apart} than under the ordinary init" if middle > 0 < usual else f"{usual:.2g} under the ordinary init"
     return Finding(
         "small start" if side == "low" else "large start",
         "most sites",
         int(case.record.steps[0]),
-        f"{TITLES[probe]} {middle:.2g} at the start (median over sites), {times} than under the ordinary init",
+        f"{TITLES[probe]} {middle:.2g} at the start (median over sites), {ordinary}",
         "Look at the size of the first weights and of the embedding (init.gain, init.std, init.out_scale, init.embed_gain), and at what "
         "the residual scheme changes of them.",
         REASONS[probe == "stream_rms", side],
