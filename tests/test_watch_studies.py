@@ -4,12 +4,14 @@ import functools
 import json
 from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from packaging.version import Version
 
 from kit import fast, make
 from resjax import watch
@@ -110,7 +112,8 @@ def check_ways(f: Any) -> None:
         same(found[name], streams[name], name)
     rises = np.column_stack([found["ablation"]["delta"], found["ablation"]["delta_site"]])
     np.testing.assert_allclose(rises, want["rises"], rtol=1e-3, atol=1e-4)
-    assert found["ablation"]["loss"] == pytest.approx(want["whole"], rel=1e-5)
+    # a mean of sines that cancel; JAX 0.12 fuses them otherwise, which makes 7e-6
+    assert found["ablation"]["loss"] == pytest.approx(want["whole"], rel=1e-5, abs=2e-5)
     size = np.linalg.norm(want["ends"], axis=-1).sum(axis=(1, 2))
     np.testing.assert_allclose(found["gradient"]["size"], [np.nan, *size], rtol=1e-4)
     assert found["gradient"]["spread"] == pytest.approx(size.max() / size.min(), rel=1e-4)
@@ -218,14 +221,15 @@ def test_a_scanned_linen_model():
 
     names = ("similarity", "ablation", "gradient")
     want = watch.study(by_hand, params, [x], names=names)
-    found = watch.study(
-        lambda params, x: jnp.mean(jnp.sin(Scanned().apply(params, x))),
-        params,
-        [x],
-        plan=watch.Plan(3, "mlp"),
-        names=names,
-    )
-    same(found, want)
+
+    def scanned(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.sin(Scanned().apply(params, x)))
+
+    if Version(flax.__version__) < Version("0.12.12"):
+        same(watch.study(scanned, params, [x], plan=watch.Plan(3, "mlp"), names=names), want)
+    else:
+        with pytest.raises(Refused, match=r"nn\.scan does not let a study look into its body; .* watch\.study_streams"):
+            watch.study(scanned, params, [x], plan=watch.Plan(3, "mlp"), names=names)
 
 
 class Normed(nnx.Module):

@@ -29,6 +29,7 @@ from resjax.watch.hearers import (
 from resjax.watch.plan import GROUPS, Plan, refuse_counts
 from resjax.watch.tap import site_probes
 
+LINEN_SCAN = "data dependency on the scan body"  # what Flax from 0.12.12 on says of references that are written there
 MEMORY = 2**30  # bytes of streams that one pass keeps
 NNX_JITTED = type(nnx.jit(lambda: None))
 
@@ -123,8 +124,16 @@ class Passes:
         return Answer(jnp.asarray(loss).astype(jnp.float32), pair[1])
 
     def _heard(self, hearer: Hearer, state: Any, batch: Any) -> Answer:
-        with heard_by(hearer):
-            return self._outcome(state, batch)
+        try:
+            with heard_by(hearer):
+                return self._outcome(state, batch)
+        except ValueError as error:
+            if LINEN_SCAN not in str(error):
+                raise
+            raise Refused(
+                "this version of Linen's nn.scan does not let a study look into its body; give a function whose blocks are unrolled or in "
+                "jax.lax.scan, or the streams to watch.study_streams"
+            ) from error
 
     def _survey(self) -> None:
         """What the adds are, without computing anything."""

@@ -26,7 +26,6 @@ class Case:
       config: resolved fields, nested; empty for a model that is not ours.
       rows: of metrics.jsonl, numbers as floats.
       summary: of summary.json; empty where there is none.
-      nonfinite: what the run kept of each step that was not finite, in order; it may have gone past all but the last.
       dtype: of the stream.
       start: the scheme at its start under the ordinary init, by probe (seeds, depth, sites); empty where it was not measured.
       theory: by probe, what theory expects there, (depth, sites), and which curve that is, in words; empty where none speaks of it.
@@ -35,6 +34,7 @@ class Case:
       saved: steps that there are checkpoints of.
       path: how commands name the run; empty where none can.
       notes: a line for everything that was left out, and why.
+      nonfinite: what the run kept of each step that was not finite, in order; it may have gone past all but the last.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Case:
     config: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
-    nonfinite: Sequence[Mapping[str, Any]] = ()
     dtype: str = "float32"
     start: Mapping[str, np.ndarray] = field(default_factory=dict)
     theory: Mapping[str, tuple[np.ndarray, str]] = field(default_factory=dict)
@@ -51,6 +50,7 @@ class Case:
     saved: Sequence[int] = ()
     path: str = ""
     notes: list[str] = field(default_factory=list)
+    nonfinite: Sequence[Mapping[str, Any]] = ()
 
     @property
     def scheme(self) -> str:
