@@ -72,8 +72,8 @@ def entropy_collapse(case: Case) -> list[Finding]:
         f"mean entropy over heads and queries {entropy[worst]:.2g} of its largest ({int(hit.sum())} of "
         f"{int(np.isfinite(entropy).sum())} attentions)",
         "Look first at which key it is: a layer whose heads rest on the first token (an attention sink) reads the same, and trained "
-        "language models have such. Else look at the largest logits and the norms of the query and key matrices; normalise queries and keys "
-        "(model.qk_norm=True), or lower the rate.",
+        "language models have such. Else look at the largest logits and the norms of the query and key matrices; normalise queries and "
+        "keys (model.qk_norm=True), or lower the rate.",
         "attention to single keys moves in jumps and passes no gradient to the keys that it does not see; training with it turns unstable "
         "(Zhai et al. 2023, 2303.06296)",
         "attention_entropy",
