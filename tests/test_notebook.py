@@ -111,6 +111,13 @@ def test_the_notebook_of_faults_runs_and_finds_each(tmp_path):
     assert not list(tmp_path.iterdir()), "the notebook leaves nothing beside itself"
 
 
+def test_the_stored_notebook_of_verdicts_is_of_all_results():
+    """To be run anew where results are added: its outputs are stored."""
+    kept = len(list((NOTEBOOKS.parent / "experiments" / "results").glob("*.json")))
+    stored = nbformat.read(VERDICTS, as_version=4)
+    assert any(f"{kept} files of results" in text_of(cell) for cell in code_of(stored))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the kernel's and the client's own
 def test_the_notebook_of_verdicts_runs_whatever_results_there_are(tmp_path):
