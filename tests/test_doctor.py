@@ -72,7 +72,7 @@ def test_json_is_what_the_file_holds_and_nothing_else(copy, capfd):
 def test_check_exits_with_1_where_there_are_findings_only(troubled, copy, capfd, monkeypatch):
     assert said(capfd, troubled, "--check", "--studies=none")[0] == 1
     assert said(capfd, troubled, "--studies=none")[0] == 0
-    monkeypatch.setattr("resjax.health.diagnosis.merged", lambda found: [])
+    monkeypatch.setattr("resjax.health.diagnosis.merged", lambda found, goes_on: [])
     assert said(capfd, copy, "--check", "--studies=none")[0] == 0
 
 
