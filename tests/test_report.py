@@ -263,7 +263,10 @@ def test_without_results_the_page_says_so_and_shows_nothing(place):
 def test_the_readme_shows_figures_of_panels_that_have_some(kept):
     assert report.main([]) == 0
     text = report.README.read_text()
-    told = "Tested so far: 5 claims; of their readings 1 supported, 1 refuted, 1 mixed, 2 undecided by experiment, and 1 decided by construction."
+    told = (
+        "Tested so far: 5 claims; of their readings 1 supported, 1 refuted, 1 mixed, 2 undecided by experiment, and 1 "
+        "decided by construction."
+    )
     assert told in " ".join(text.split())
     assert re.findall(r"!\[.*\]\((.*)\)", text) == ["experiments/results/e01_skips.cpu.svg"]
 
