@@ -10,6 +10,7 @@ from experiments.experiment import Finding
 from experiments.judge import Predicate, difference, effect, in_ropes, rope
 from experiments.runs import RATE, number
 from experiments.shared.benefit import benefit
+from experiments.shared.pictures import ink
 from experiments.shared.seen import told
 from experiments.shared.sizes import RATES4, RATES7, SEEDS, sized
 from experiments.shared.skips import (
@@ -181,6 +182,6 @@ def curve(axis, runs, name, colour, shift, top):
                 "ha": "center",
                 "va": "top",
                 "fontsize": 7,
-                "color": colour,
+                "color": ink(colour),
             }
             axis.text(rate, 1.0 - 0.04 * (COLOURS.index(colour) % 4), f"{beyond}\u00d7", **words)

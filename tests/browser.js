@@ -55,8 +55,20 @@
     if (inverted) c = c.map((v) => 255 * inverted[1] + v * (1 - 2 * inverted[1]));
     return filter.includes("hue-rotate(180deg)") ? turned(c) : c;
   };
+  // fills of the shapes of a drawing that were drawn before a word, and that its middle lies in
+  const under = (box, parent) => {
+    const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
+    return [...parent.closest("svg").querySelectorAll("path, rect")].filter((shape) => {
+      const there = shape.getBoundingClientRect();
+      return shape.compareDocumentPosition(parent) & Node.DOCUMENT_POSITION_FOLLOWING && !shape.closest("defs")
+        && there.left <= x && x <= there.right && there.top <= y && y <= there.bottom && getComputedStyle(shape).fill !== "none";
+    }).map((shape) => {
+      const style = getComputedStyle(shape), [r, g, b, a] = parts(style.fill);
+      return [r, g, b, a * style.fillOpacity * style.opacity];
+    });
+  };
   const known = new Map();
-  for (const { text, parent, inSvg } of words) {
+  for (const { text, parent, inSvg, box } of words) {
     if (known.has(parent)) continue;
     known.set(parent, true);
     const style = getComputedStyle(parent), chain = [];
@@ -67,6 +79,7 @@
       paper = over(parts(one.backgroundColor), paper);
       if (one.filter !== "none") filters.push(one.filter);
     }
+    if (inSvg) for (const shape of under(box, parent)) paper = over(shape, paper);
     const fill = parts(inSvg && style.fill !== "none" ? style.fill : style.color);
     let ink = over([fill[0], fill[1], fill[2], fill[3] * opacity], paper);
     for (const filter of filters) { ink = filtered(ink, filter); paper = filtered(paper, filter); }

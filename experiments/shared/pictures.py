@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -15,6 +16,24 @@ HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#0000
 MARKERS = "osD^vP<>"
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 FLOORS = {"unigram": "H1, symbol frequencies", "bigram": "H2, given one symbol", "trigram": "H3, given two"}
+
+
+READABLE = 6.0  # contrast of words on white, with something to spare for pages that turn it round
+
+
+def ink(colour: str) -> str:
+    """A colour for words: darkened until they can be read on white."""
+    rgb = np.array(to_rgb(colour))
+    while 1.05 / (_light(rgb) + 0.05) < READABLE:
+        rgb = 0.95 * rgb
+    red, green, blue = rgb
+    return to_hex((red, green, blue))
+
+
+def _light(rgb: np.ndarray) -> float:
+    """Relative luminance (WCAG 2)."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 class Panels:
@@ -56,7 +75,7 @@ class Panels:
             axis.plot([x] * len(known), known, linestyle="", markersize=4, alpha=0.75, **look)
             if gone := len(values) - len(known):
                 axis.text(
-                    x, 0.98 - 0.06 * place, f"{gone}×", color=look["color"], transform=axis.get_xaxis_transform(),
+                    x, 0.98 - 0.06 * place, f"{gone}×", color=ink(look["color"]), transform=axis.get_xaxis_transform(),
                     ha="center", va="top", fontsize=9,
                 )  # fmt: skip
                 self.handles["lost"] = Line2D(
