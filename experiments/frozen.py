@@ -8,7 +8,6 @@ python -m experiments.frozen E18 --change="why"       freeze it anew, and list t
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from resjax.config.load import load
 from resjax.errors import Refused
 from resjax.main import answer
 from resjax.sweeps.run import changed
-from resjax.train.writers import to_json
+from resjax.train.writers import to_json, write_bytes
 
 FILE = FOLDER / "frozen.json"
 GRIDS = ("cpu", "accelerator")
@@ -114,9 +113,7 @@ def freeze(experiments: Iterable[Experiment], reason: str | None = None) -> list
         kept["experiments"][one.name] = now | {"frozen": day}
         told.append(f"{one.name} {'frozen anew: ' + ', '.join(changed) if changed else 'frozen'}")
     kept["experiments"] = dict(sorted(kept["experiments"].items()))
-    whole = FILE.with_suffix(".new")
-    whole.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    os.replace(whole, FILE)
+    write_bytes(FILE, (json.dumps(kept, indent=1, ensure_ascii=False) + "\n").encode())
     return told
 
 

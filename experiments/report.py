@@ -5,7 +5,6 @@ python -m experiments.report --check     write nothing; exit code 1 where REPORT
 """
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resjax.main import answer, listen
+from resjax.train.writers import write_bytes
 
 if TYPE_CHECKING:
     from experiments.page.evidence import Evidence
@@ -95,9 +95,7 @@ def drawn_page(evidence: "Evidence", figures: Mapping[str, str]) -> str:
 def whole(path: Path, data: bytes) -> None:
     """A file anew, whole or not at all; one that holds the same stays."""
     if not path.exists() or path.read_bytes() != data:
-        unfinished = path.with_name(path.name + ".new")
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
+        write_bytes(path, data)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from flax.errors import TraceContextError
 from resjax.errors import Refused
 from resjax.health.probes import ranks
 from resjax.health.studies.rounding import FIGURES, FORMATS
-from resjax.health.studies.subject import MOST, spread
+from resjax.health.studies.subject import MOST, Spread
 from resjax.watch.context import Hearer, find, heard_by
 from resjax.watch.hearers import (
     PULLED,
@@ -53,7 +53,7 @@ class Pulled(NamedTuple):
     last: np.ndarray
 
 
-class Passes:
+class Passes(Spread):
     """A model that is not ours, with its batches, as the studies look at it.
 
     Args:
@@ -159,16 +159,6 @@ class Passes:
     @property
     def depth(self) -> int:
         return self.plan.blocks
-
-    @property
-    def blocks(self) -> list[int]:
-        """At most ``most`` blocks, evenly spread."""
-        return spread(self.depth, self.most)
-
-    @property
-    def points(self) -> list[int]:
-        """Before which blocks the stream is looked at, depth being after the last."""
-        return spread(self.depth + 1, self.most + 1)
 
     @property
     def whole(self) -> np.ndarray:

@@ -18,7 +18,7 @@ from resjax.health.studies.massive import massive
 from resjax.health.studies.rounding import FORMATS, replayed
 from resjax.health.studies.similarity import similarity
 from resjax.health.studies.steadiness import logged, swinging
-from resjax.health.studies.subject import MOST, spread
+from resjax.health.studies.subject import MOST, Spread
 from resjax.health.studies.update import figures, moved
 from resjax.watch.hearers import PULLED
 from resjax.watch.passes import MEMORY, Passes, Pulled, refuse_tokens
@@ -129,10 +129,10 @@ def study_streams(streams: Any, tokens: Any = None) -> Studies:
     return found
 
 
-class Kept:
+class Kept(Spread):
     """Streams that are there already; see :class:`resjax.health.studies.subject.Layered`."""
 
-    of_bytes = False
+    of_bytes, most = False, MOST
 
     def __init__(self, streams: Any, tokens: Any):
         self.streams = np.asarray(streams)
@@ -146,10 +146,6 @@ class Kept:
     @property
     def depth(self) -> int:
         return len(self.streams) - 1
-
-    @property
-    def points(self) -> list[int]:
-        return spread(self.depth + 1, MOST + 1)
 
     def layers(self, points: Sequence[int] | None = None, rows: int | None = None) -> Iterator[jax.Array]:
         for point in self.points if points is None else points:

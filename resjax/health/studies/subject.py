@@ -1,5 +1,6 @@
 """What do studies look at? A model at a state, with held-out tokens, gone through as it is or altered."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -21,6 +22,26 @@ ENDS = ("embed_rms", "final_rms")  # probes of the model that are not of its sit
 
 
 BYTES = 256  # tokens of a model that reads texts as bytes
+
+
+class Spread(ABC):
+    """Which blocks of a deep network are looked at: at most ``most`` of its ``depth``, evenly spread, the first and the last among them."""
+
+    most: int
+
+    @property
+    @abstractmethod
+    def depth(self) -> int: ...
+
+    @property
+    def blocks(self) -> list[int]:
+        """Where each costs a forward pass."""
+        return spread(self.depth, self.most)
+
+    @property
+    def points(self) -> list[int]:
+        """Before which blocks the stream is looked at, depth being after the last: at most ``most`` + 1."""
+        return spread(self.depth + 1, self.most + 1)
 
 
 class Layered(Protocol):
@@ -67,7 +88,7 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Spread):
     """A language model at a state, and text to look at it by.
 
     Attributes:
@@ -114,16 +135,6 @@ class Subject:
         """How many tokens the figures are over."""
         n, B, T = self.batches.shape
         return n * B * (T - 1)
-
-    @property
-    def blocks(self) -> list[int]:
-        """At most ``most`` blocks, evenly spread."""
-        return spread(self.depth, self.most)
-
-    @property
-    def points(self) -> list[int]:
-        """Before which blocks the stream is looked at, depth being after the last: at most ``most`` + 1, evenly spread."""
-        return spread(self.depth + 1, self.most + 1)
 
     @property
     def sequences(self) -> np.ndarray:
