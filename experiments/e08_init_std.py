@@ -247,7 +247,10 @@ def of_first_loss(rows: Rows) -> Iterator[Finding]:
             at = {depth: excess[:, i] for i, depth in enumerate(DEPTHS)}
             low, high = (np.mean([at[depth] for depth in depths], axis=0) for depths in (SHALLOW, DEEP))
             expected = np.subtract(*(first_loss(kind, sizes[kind]) for sizes in (LARGE, SMALL)))
-            notes = [f"slope of the excess on the depth {np.nanmean(starts.slopes(DEPTHS, excess)):.2g} nats a block"]
+            slopes = starts.slopes(DEPTHS, excess)
+            notes = []
+            if np.isfinite(slopes).any():
+                notes.append(f"slope of the excess on the depth {np.nanmean(slopes):.2g} nats a block")
             if norms != "no norms":
                 notes.append(
                     f"by theory the excess is {expected:.3g} nats at any depth, and at 24 blocks it is {at[24].mean():.3g}"
@@ -363,6 +366,8 @@ def of_best_std(runs: Runs) -> Finding:
 
 # ---- panel 8
 
+TOP = 50  # nats of initial loss, above which points are counted instead of drawn
+
 
 def figure(runs: Runs, measured: Measured) -> Figure:
     """Initial loss by depth from small and large starts, every seed, with theory."""
@@ -372,11 +377,13 @@ def figure(runs: Runs, measured: Measured) -> Figure:
         for norms, marker, shift in zip(NORMS, "os^", (0.96, 1.0, 1.04), strict=True):
             for sizes, colour in ((SMALL, "C0"), (LARGE, "C3")):
                 found = starts.of(rows, norms=norms, kind=kind, out=ONE, size=sizes[kind])
-                points = [(row["depth"] * shift, number(row, "loss")) for row in found]
-                known = np.array([point for point in points if np.isfinite(point[1])]).reshape(-1, 2)
-                axis.plot(known[:, 0], known[:, 1], marker, color=colour, markersize=3, alpha=0.4)
-                lost = len(points) - len(known)
-                label = f"{norms}, {kind} {sizes[kind]}" + (f" ({lost} not finite)" if lost else "")
+                points = np.array([(row["depth"] * shift, number(row, "loss")) for row in found]).reshape(-1, 2)
+                shown = points[points[:, 1] <= TOP]
+                axis.plot(shown[:, 0], shown[:, 1], marker, color=colour, markersize=3, alpha=0.4)
+                lost = int((~np.isfinite(points[:, 1])).sum())
+                beyond = {f"above {TOP:g}": len(points) - len(shown) - lost, "not finite": lost}
+                told = ", ".join(f"{count} {what}" for what, count in beyond.items() if count)
+                label = f"{norms}, {kind} {sizes[kind]}" + (f" ({told})" if told else "")
                 axis.plot([], [], marker, color=colour, label=label)
         for sizes in (SMALL, LARGE):
             axis.axhline(first_loss(kind, sizes[kind]), color="black", linewidth=0.8, linestyle="--")
@@ -390,9 +397,11 @@ def figure(runs: Runs, measured: Measured) -> Figure:
             yscale="log",
             xlabel="blocks",
             ylabel="initial loss, nats",
+            ylim=(3, TOP),
             title=f"init.kind={kind}, width {WIDTH}",
         )
         axis.set_xticks(sorted({row["depth"] for row in rows}), sorted({row["depth"] for row in rows}))
+        axis.set_yticks([3, 5, 10, 20, TOP], [3, 5, 10, 20, TOP])
         axis.minorticks_off()
         axis.legend(frameon=False, fontsize=6)
         axis.title.set_size(10)
