@@ -366,22 +366,20 @@ def of_best_std(runs: Runs) -> Finding:
 
 # ---- panel 8
 
-TOP = 50  # nats of initial loss, above which points are counted instead of drawn
-
 
 def figure(runs: Runs, measured: Measured) -> Figure:
     """Initial loss by depth from small and large starts, every seed, with theory."""
     drawn = Figure(figsize=(9.5, 3.8), layout="constrained")
-    rows = measured["starts"]
+    rows, top = measured["starts"], 50  # nats, above which points are counted instead of drawn
     for axis, kind in zip(drawn.subplots(1, 2), SMALL, strict=True):
         for norms, marker, shift in zip(NORMS, "os^", (0.96, 1.0, 1.04), strict=True):
             for sizes, colour in ((SMALL, "C0"), (LARGE, "C3")):
                 found = starts.of(rows, norms=norms, kind=kind, out=ONE, size=sizes[kind])
                 points = np.array([(row["depth"] * shift, number(row, "loss")) for row in found]).reshape(-1, 2)
-                shown = points[points[:, 1] <= TOP]
+                shown = points[points[:, 1] <= top]
                 axis.plot(shown[:, 0], shown[:, 1], marker, color=colour, markersize=3, alpha=0.4)
                 lost = int((~np.isfinite(points[:, 1])).sum())
-                beyond = {f"above {TOP:g}": len(points) - len(shown) - lost, "not finite": lost}
+                beyond = {f"above {top:g}": len(points) - len(shown) - lost, "not finite": lost}
                 told = ", ".join(f"{count} {what}" for what, count in beyond.items() if count)
                 label = f"{norms}, {kind} {sizes[kind]}" + (f" ({told})" if told else "")
                 axis.plot([], [], marker, color=colour, label=label)
@@ -397,11 +395,11 @@ def figure(runs: Runs, measured: Measured) -> Figure:
             yscale="log",
             xlabel="blocks",
             ylabel="initial loss, nats",
-            ylim=(3, TOP),
+            ylim=(3, top),
             title=f"init.kind={kind}, width {WIDTH}",
         )
         axis.set_xticks(sorted({row["depth"] for row in rows}), sorted({row["depth"] for row in rows}))
-        axis.set_yticks([3, 5, 10, 20, TOP], [3, 5, 10, 20, TOP])
+        axis.set_yticks([3, 5, 10, 20, top], [3, 5, 10, 20, top])
         axis.minorticks_off()
         axis.legend(frameon=False, fontsize=6)
         axis.title.set_size(10)

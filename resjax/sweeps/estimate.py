@@ -1,7 +1,8 @@
 """How long will a sweep take? From the cells that ended, else from cells of other sizes, else by a rule for 2 CPU cores.
 
-The rule counts products of matrices and a fixed cost a block and a step; its constants fit the runs of benchmarks/results/configs.json
-(4 to 1,000 blocks) within 15 %. Where a machine has ended or timed a cell, only ratios of the rule are used.
+The rule counts products of matrices, passes over the numbers of the stream, and a fixed cost a block and a step; its constants fit the
+runs of benchmarks/results/configs.json (4 to 24 blocks of width 16 to 64) within 15 %, and steps of 128 and 1,000 blocks of width 16.
+Where a machine has ended or timed a cell, only ratios of the rule are used.
 """
 
 import math
@@ -23,7 +24,8 @@ from resjax.sweeps.texts import Texts
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
 from resjax.train.progress import clock
 
-STEP, BLOCK, FLOPS = 2e-3, 0.7e-3, 57e9  # seconds, seconds, operations a second
+STEP, BLOCK, FLOPS = 2e-3, 0.08e-3, 125e9  # seconds, seconds, operations a second
+PASSES = 66e-9  # seconds that a block takes a number of the stream, beside its products
 COMPILED = 8.0  # seconds that the three programs of an architecture take to compile
 TIMED_STEPS, TIMED_SECONDS = 10, 5.0  # at most, of --measure
 
@@ -37,11 +39,12 @@ def rule(fields: Mapping[str, Any], curves: bool = False) -> float:
     block = tokens * (2 * (4 + 2 * hidden) * width**2 + 4 * length * width)
     forward = (fields["model.depth"] * block + tokens * 2 * width * vocab) / FLOPS
     slices = fields["train.accumulate"]
-    step = STEP + slices * BLOCK * fields["model.depth"] + 3.5 * forward  # backward twice, and half of forward again
+    beside = (BLOCK + PASSES * tokens * width) * fields["model.depth"]  # the products
+    step = STEP + slices * beside + 3.5 * forward  # backward twice, and half of forward again
     every = fields["train.eval_every"]
     evaluations = 1 + ((steps - 1) // every if curves and every > 0 else 0)
     return steps * step + evaluations * fields["train.eval_batches"] * (
-        STEP + 0.3 * BLOCK * fields["model.depth"] + forward
+        STEP + 0.3 * beside + forward
     )
 
 
