@@ -215,3 +215,70 @@ def test_no_block_of_the_second_half_of_pre_ln_is_dead_and_under_lns_all_are():
     assert dead(**{"residual.name": "pre_ln", "optimizer.warmup": 100}) == [0.0] * 5
     assert page("E11", "C79/there are dead layers") == "refuted"
     assert dead(**{"residual.name": "lns"}) == [1.0] * 5
+
+
+@pytest.mark.parametrize("norms", ["Pre-LN", "Post-LN"])
+def test_a_tenfold_start_costs_the_same_at_any_depth(norms):
+    def excess(depth):
+        large, small = (
+            column(raw("E08")["measured"]["starts"], "loss", norms=norms, kind="std", size=std, out="1", depth=depth)
+            for std in (0.2, 0.02)
+        )
+        return [a - b for a, b in zip(large, small, strict=True)]
+
+    at = {depth: excess(depth) for depth in (4, 8, 24, 48)}
+    assert min(map(mean, at.values())) > 1.0 and interval(at[4])[0] > 0.05
+    shallow, deep = ([mean(pair) for pair in zip(at[a], at[b], strict=True)] for a, b in ((4, 8), (24, 48)))
+    assert interval([b - a for a, b in zip(shallow, deep, strict=True)])[1] < 0.2
+    assert page("E08", "C67", f"{norms}, std 0.02 to 0.2") == "refuted"
+
+
+def test_the_best_std_does_not_shrink_with_depth():
+    def best(depth):
+        """Of each seed, where every std trains at the rate that suits it best on average."""
+        rows = [
+            row
+            for row in raw("E08")["rows"]
+            if {"model.depth": depth, "init.kind": "std", "optimizer.name": "adamw"}.items() <= row["fields"].items()
+        ]
+        arms = {}
+        for row in rows:
+            arm = arms.setdefault((row["fields"]["init.std"], row["fields"]["optimizer.lr"]), {})
+            arm[row["fields"]["seed"]] = row["eval_loss"]
+        assert len(arms) == 16 and all(len(arm) == 5 for arm in arms.values())
+        stds = {std for std, _ in arms}
+        of_std = {
+            std: min((arm for key, arm in arms.items() if key[0] == std), key=lambda a: mean(a.values()))
+            for std in stds
+        }
+        return [min(stds, key=lambda std: of_std[std][seed]) for seed in range(5)]
+
+    assert best(4) == best(24) == [0.1] * 5
+    assert page("E08", "C69") == "refuted"
+
+
+def of_e09(**fields):
+    """Held-out losses by seed of an arm: what is not named is not set."""
+    wanted = {path.replace("__", "."): value for path, value in fields.items()}
+    names = {"seed", *wanted}
+    rows = [
+        row for row in raw("E09")["rows"] if set(row["fields"]) == names and wanted.items() <= row["fields"].items()
+    ]
+    return [row["eval_loss"] for row in sorted(rows, key=lambda row: row["fields"]["seed"])]
+
+
+def test_a_stream_in_bfloat16_costs_no_loss_at_any_depth():
+    for depth in (12, 24, 48):
+        whole, half = (of_e09(model__depth=depth, precision__rounding=name) for name in ("none", "bfloat16"))
+        rope = max(0.01, 2 * stdev(whole))
+        assert len(whole) == 5 and interval([(b - a) / rope for a, b in zip(whole, half, strict=True)])[1] < 1
+    assert page("E09", "C72") == "refuted"
+
+
+def test_ten_times_the_branch_cannot_be_taken_back_at_inference():
+    trained, taken = (
+        of_e09(residual__scale=10.0, residual__scale_eval=None),
+        of_e09(residual__scale=10.0, residual__scale_eval=1.0),
+    )
+    assert min(b - a for a, b in zip(trained, taken, strict=True)) > max(0.01, 2 * stdev(trained))
+    assert page("E09", "C73/divided by ten at inference") == "refuted"
