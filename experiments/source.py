@@ -1,7 +1,8 @@
 """Which code makes a measurement? Its function and all that this uses in the experiments' files, as text that a hash can be taken of.
 
 Read off the files, nothing is run; names come from other files by ``from experiments... import``. Comments, docstrings and layout do not
-count; neither does what is imported from elsewhere, such as resjax itself, whose versions the results name.
+count; neither does what is imported from elsewhere, such as resjax itself, whose versions the results name. A measurement that reads the
+results of other experiments is made of these as well.
 """
 
 import ast
@@ -14,11 +15,12 @@ from experiments.experiment import Experiment
 
 PACKAGE = Path(__file__).resolve().parent
 MEASURES = "MEASURES"
+READER = ("results", "read")  # the file and the function that give the results of an experiment
 Place = tuple[Path, str]  # a file, and a name at its top level
 
 
 def digest(experiment: Experiment, measure: str) -> str:
-    """SHA-256 of the code of one of an experiment's measurements."""
+    """SHA-256 of the code of one of an experiment's measurements, and of the kept results of others where it reads such."""
     path = experiment.path.resolve()
     root = _entry(path, measure)
     parts, seen, waiting = [_text(root)], set[Place](), list(_used(path, root))
@@ -30,7 +32,18 @@ def digest(experiment: Experiment, measure: str) -> str:
         for node in _defined(place[0]).get(place[1], ()):
             parts.append(f"{place[0].name}:{place[1]}\n{_text(node)}")
             waiting += _used(place[0], node)
+    if (PACKAGE / f"{READER[0]}.py", READER[1]) in seen:
+        parts += _results_of_others(path)
     return hashlib.sha256("\n".join([parts[0], *sorted(parts[1:])]).encode()).hexdigest()
+
+
+def _results_of_others(path: Path) -> list[str]:
+    kept = (PACKAGE / READER[0]).glob("*.json")
+    return [
+        f"{one.name}: {hashlib.sha256(one.read_bytes()).hexdigest()}"
+        for one in kept
+        if one.name.partition(".")[0] != path.stem
+    ]
 
 
 def _entry(path: Path, measure: str) -> ast.AST:

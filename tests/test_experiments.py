@@ -576,6 +576,26 @@ def test_the_code_of_a_measurement_is_all_that_it_uses(tmp_path, monkeypatch, wh
     assert {name for name in before if before[name] != after[name]} == changed
 
 
+def test_a_measurement_that_reads_results_is_made_of_them(tmp_path, monkeypatch):
+    package = tmp_path / "experiments"
+    (package / "results").mkdir(parents=True)
+    (package / "results.py").write_text("def read(path):\n    return path\n")
+    using = package / "e90_using.py"
+    using.write_text(
+        "from experiments import results\n\ndef pool(scale):\n    return [results.read(scale)]\n\n"
+        'MEASURES = {"pool": pool, "none": lambda scale: []}\n'
+    )
+    monkeypatch.setattr(source, "PACKAGE", package)
+
+    def digests(name, text):
+        (package / "results" / name).write_text(text)
+        return [source.digest(SimpleNamespace(path=using), measure) for measure in ("pool", "none")]
+
+    first, others = digests("e91_other.cpu.json", "1"), digests("e91_other.cpu.json", "2")
+    assert first[0] != others[0] and first[1] == others[1]
+    assert digests("e90_using.cpu.json", "1") == others  # its own are not read
+
+
 def test_every_measurement_has_code():
     """Also where it is a function without a name, or MEASURES is put together."""
     digests = [source.digest(one, name) for one in every() for name in one.measures]
