@@ -250,11 +250,16 @@ def stacked(runs: Runs) -> Iterator[Finding]:
 
 
 def figure(runs, measured):
-    """Held-out loss at the best rate by depth and scheme, every seed; where streams were varied, that of the first."""
+    """Held-out loss at the best rate by depth and scheme, every seed; where streams were varied, that of the first.
+
+    Crosses at the top edge are losses above it, and runs that left the numbers.
+    """
     drawn = Figure(figsize=(9, 4.5), layout="constrained")
     ax = drawn.subplots()
     runs = next(iter(runs.split("precision.stream").values()), runs)
     depths = sorted(runs.split("model.depth"))
+    floors = next((row["floors"] for row in runs if row.get("floors")), {})
+    top = max(floors.values(), default=np.inf) + 0.25
     for i, name in enumerate(RESIDUAL):
         shift = (i - len(RESIDUAL) / 2) / len(RESIDUAL) * 0.7
         color, marker = f"C{i}", "osv^D<>p"[i % 8]
@@ -262,7 +267,7 @@ def figure(runs, measured):
             best = there.best().runs
             at = [depths.index(depth) + shift] * len(best)
             losses = np.asarray(best.losses())
-            lost = ~np.isfinite(losses)
+            lost = ~(losses <= top)
             ax.plot(
                 np.asarray(at)[~lost],
                 losses[~lost],
@@ -280,7 +285,7 @@ def figure(runs, measured):
                 transform=ax.get_xaxis_transform(),
                 clip_on=False,
             )
-    floors = next((row["floors"] for row in runs if row.get("floors")), {})
+    ax.plot([], [], "kx", label="above, or not finite")
     for label, value in floors.items():
         ax.axhline(value, color="0.6", lw=0.8, ls="--")
         ax.annotate(
@@ -293,6 +298,7 @@ def figure(runs, measured):
             fontsize=8,
         )
     ax.set_xticks(range(len(depths)), [str(depth) for depth in depths])
+    ax.set_ylim(top=top)
     ax.set_xlabel("blocks")
     ax.set_ylabel("held-out loss at the best rate, nats per token")
     drawn.legend(loc="outside right upper", frameon=False, fontsize=8)

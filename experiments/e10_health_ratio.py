@@ -210,7 +210,9 @@ def on_trial(points, settings: str):
     if known and all("largest later" in one for one in known):
         later = of_seeds(known, lambda some: likelier(some, "largest later"))
         notes.append(f"without the first block: {later.mean:.2f} [{later.interval.low:.2f}, {later.interval.high:.2f}]")
-    calm = "" if any(one["unstable"] for one in known) else "no run was unstable, so that nothing can tell which would be"
+    calm = (
+        "" if any(one["unstable"] for one in known) else "no run was unstable, so that nothing can tell which would be"
+    )
     yield Finding("C75", (of_seeds(known, likelier), above.get(most, share([]))), settings, calm, tuple(notes))
 
 

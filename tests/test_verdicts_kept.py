@@ -282,3 +282,63 @@ def test_ten_times_the_branch_cannot_be_taken_back_at_inference():
     )
     assert min(b - a for a, b in zip(trained, taken, strict=True)) > max(0.01, 2 * stdev(trained))
     assert page("E09", "C73/divided by ten at inference") == "refuted"
+
+
+def test_a_thousand_blocks_train_under_rezero():
+    def below(scheme):
+        rows = [
+            row
+            for row in raw("E05")["rows"]
+            if row["fields"]["model.depth"] == 1000 and row["fields"]["residual.name"] == scheme
+        ]
+        assert len(rows) == 5
+        return sum(row["eval_loss"] < row["floors"]["bigram"] - 0.03 for row in rows)
+
+    assert below("rezero") >= 4 and below("pre_ln") == 0
+    assert page("E05", "C52") == "supported"
+
+
+def test_deeper_is_no_better_for_pre_ln():
+    def best(depth):
+        rows = [
+            row["fields"] | {"loss": row["eval_loss"]}
+            for row in raw("E05")["rows"]
+            if row["fields"]["residual.name"] == "pre_ln"
+            and row["fields"]["model.depth"] == depth
+            and not {"model.norm", "init.out_scale"} & set(row["fields"])
+        ]
+        rates = {row["optimizer.lr"] for row in rows}
+        arms = [column(rows, "loss", **{"optimizer.lr": rate}) for rate in rates]
+        assert all(len(arm) == 5 for arm in arms)
+        return min(arms, key=mean)
+
+    shallow, deep = best(12), best(128)
+    assert interval([b - a for a, b in zip(shallow, deep, strict=True)])[0] > 0
+    assert page("E05", "C06/deeper is better") == "undecided"  # the best rate of 128 blocks may be a higher one
+
+
+def test_updates_that_start_at_zero_train():
+    rows = [row for row in raw("E10")["rows"] if row["fields"]["residual.name"] == "rezero"]
+    assert len(rows) == 5 and {row["outcome"] for row in rows} == {"trained"}
+    for row in rows:
+        assert max(max(block) for block in row["profiles"]["1"]["update_ratio"]) == 0.0
+    assert page("E10", "C76") == "refuted"
+
+
+def test_the_update_ratio_says_nothing_of_who_will_be_unstable():
+    pool = raw("E10")["measured"]["pool"]
+    unstable = [row["outcome"] in ("nonfinite", "diverged", "collapsed") or row["episodes"] > 0 for row in pool]
+    assert {row["experiment"] for row in pool} == {"E05", "E08"} and sum(unstable) > 0
+    by_seed = []
+    for seed in range(5):
+        shares = []
+        for above in (True, False):
+            some = [
+                bad
+                for row, bad in zip(pool, unstable, strict=True)
+                if row["seed"] == seed and (row["largest"] > 1) is above
+            ]
+            shares.append(mean(map(float, some)))
+        by_seed.append(shares[0] - shares[1])
+    assert interval(by_seed)[1] < 0.3
+    assert page("E10", "C75", "depth and size") == "refuted"
