@@ -367,7 +367,9 @@ def test_another_version_of_matplotlib_may_round_and_name_otherwise():
 def test_only_coordinates_may_be_off_by_what_versions_round(was, now):
     one = svg()
     head, tail = one.split(b"</svg>")[0], b"</svg>"
-    mark = '<g><path style="opacity: 0.8; stroke-width: 0.8" transform="translate(1 2) scale(0.1 -0.1) rotate(-90 3 4)"/>'
+    mark = (
+        '<g><path style="opacity: 0.8; stroke-width: 0.8" transform="translate(1 2) scale(0.1 -0.1) rotate(-90 3 4)"/>'
+    )
     mark += '<image href="data:image/png;base64,0.001"/></g>'
     drawn = head + mark.encode() + tail
     assert was.encode() in drawn and drawings.difference(drawn, drawn) == ""

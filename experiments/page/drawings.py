@@ -14,7 +14,8 @@ from experiments.page.evidence import Kept
 NEAR = 0.01  # units of the file, points of 1/72 inch: a hundredth of the thinnest line
 NUMBER = re.compile(r"(?P<colour>#[0-9a-fA-F]+)|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 # Attributes whose numbers are coordinates; and of the parts of a transform, from which of its numbers on they are.
-COORDINATES = frozenset("d points x y x1 y1 x2 y2 cx cy r rx ry width height viewBox".split())
+ENDS = ("x", "y", "x1", "y1", "x2", "y2", "cx", "cy")
+COORDINATES = frozenset(("d", "points", "viewBox", *ENDS, "r", "rx", "ry", "width", "height"))
 FIRST = {"translate": 0, "rotate": 1}
 TRANSFORM = re.compile(r"(\w+)\s*\(([^)]*)\)")
 METADATA, IDENTIFIER = "metadata", "{http://purl.org/dc/elements/1.1/}identifier"

@@ -57,6 +57,16 @@ class Case:
         """Name of the residual scheme; empty where there is none to know."""
         return str(section(self.config, "residual").get("name") or "")
 
+    @property
+    def depth(self) -> int:
+        """Blocks of the model: as configured, else as many as there are probes of; 0 where nothing says so."""
+        probes = [
+            *(self.record[name][0] for name in self.record if len(self.record)),
+            *self.studies.get("probes", {}).values(),
+        ]
+        counted = [len(one) for one in map(np.asarray, probes) if one.ndim]
+        return int(section(self.config, "model").get("depth") or max(counted, default=0))
+
     def has(self, *probes: str) -> bool:
         """Whether all these probes were recorded, and something was."""
         return bool(len(self.record)) and all(probe in self.record for probe in probes)

@@ -9,7 +9,7 @@ from resjax.health.diagnosis import Diagnosis, healthy
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.panels import BLOCK, SHARE, Line, Panel, Range, told
 from resjax.health.diagnosis.starts import start_band
-from resjax.health.figure import Figure
+from resjax.health.figure import Figure, along
 from resjax.health.reading import at_end, at_start
 
 RATIO_CLAIMED = ("update_ratio", "update_ratio_block")
@@ -36,10 +36,10 @@ class Seen:
         """The values of one kind of site or role; without a kind all of them, in the order of depth."""
         return profile[:, self.names.index(kind)] if kind else profile.reshape(-1)
 
-    def places(self, kind: str) -> np.ndarray:
-        """Where they stand on the axis of blocks."""
-        per_block = 1 if kind else self.end.size // len(self.end)
-        return np.arange(len(self.end) * per_block) / per_block
+    def places(self, kind: str, share: bool) -> np.ndarray:
+        """Where they stand on the axis of blocks, or on that of the share of the depth."""
+        each = 1 if kind else self.end.size // len(self.end)
+        return along(np.arange(len(self.end) * each) / each, 1 / each, len(self.end) if share else None)
 
 
 def seen(case: Case, probe: str) -> Seen | None:
@@ -81,8 +81,7 @@ def panel(
         if one is None or (kind and kind not in one.names):
             missing.append(f"{name}: {'not recorded' if one is None else 'has no such site or role'}")
             continue
-        at = one.places(kind)
-        at = at if same else (np.arange(len(at)) + 0.5) / len(at)
+        at = one.places(kind, share=not same)
         span = reference(figure.probe, run, one) if figure.scale == "log" else None
         if len(runs) == 1:
             if one.start is not None:

@@ -23,12 +23,13 @@ MINUS = "\u2212"
 @dataclass(frozen=True, eq=False)
 class Line:
     """One line: values by block (NaN where there is none), its name and its look: of a time 'early' or 'late'; of one of several
-    runs or quantities 'q0' to 'q4'."""
+    runs or quantities 'q0' to 'q4'. ``each``: how many of its values a block has."""
 
     name: str
     values: np.ndarray
     look: str
     blocks: np.ndarray | None = None
+    each: int = 1
 
     def places(self) -> np.ndarray:
         """Where its values stand on the axis of blocks: their own number where nothing else is said."""
