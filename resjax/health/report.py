@@ -12,7 +12,7 @@ import numpy as np
 
 from resjax.errors import Refused
 from resjax.health import figures
-from resjax.health.findings import examine, section
+from resjax.health.findings import dtype_of, examine, section
 from resjax.health.normal import normal, overrides
 from resjax.health.page import HERE, filled, mark, whole_page
 from resjax.health.record import HealthRecord
@@ -58,8 +58,11 @@ def page(folder: Path) -> str:
     rows = read_metrics(folder / "metrics.jsonl", notes)
     record = HealthRecord.load(folder / "health")
     notes += [f"health: {note}" for note in record.notes]
-    dtype = str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32")
-    health = section(summary, "health") or examine(record, config, dtype)
+    ours = {} if "recorded_by" in facts else config
+    dtype = dtype_of(record, ours, summary.get("stream_dtype"))
+    health = section(summary, "health") or examine(
+        record, ours, dtype, series(rows, "loss")[1].tolist(), section(summary, "baselines").get("bigram")
+    )
     charts = training_charts(rows, section(summary, "baselines") or section(facts, "baselines"))
     ends = figures.ends(record)
     maps, sections = health_sections(record, config, dtype, ends)

@@ -132,7 +132,8 @@ def close(
             seen.curve.append({"step": len(seen.losses), "eval_loss": loss})
         if not np.isfinite(loss):
             error = "the held-out loss is not finite"
-    health = examine(seen.record, config.to_dict(), shared.stream_dtype)
+    logged = [row["loss"] for row in seen.curve if "loss" in row]
+    health = examine(seen.record, config.to_dict(), shared.stream_dtype, logged, corpus.baselines.bigram)
     cosine = float(seen.record["token_cosine"][-1, -1, -1]) if "token_cosine" in seen.record else None
     row: dict[str, Any] = {
         "status": DIVERGED if error else DONE,

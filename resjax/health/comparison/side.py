@@ -99,7 +99,10 @@ class Side:
 
     def health(self) -> dict[str, Any]:
         """Verdict and findings, as the run's summary has them; of one that has none, worked out."""
-        found = section(self.case.summary, "health") or examine(self.case.record, self.case.config, self.case.dtype)
+        case = self.case
+        found = section(case.summary, "health") or examine(
+            case.record, case.config, case.dtype, self.losses[1].tolist(), case.baseline("bigram")
+        )
         findings = [dict(one) for one in found.get("findings") or [] if isinstance(one, Mapping)]
         return {"verdict": str(found.get("verdict")), "findings": findings}
 

@@ -10,7 +10,7 @@ import numpy as np
 from resjax.config.kept import fields
 from resjax.config.tree import to_dict
 from resjax.errors import Refused, nearest
-from resjax.health.findings import section
+from resjax.health.findings import dtype_of, section
 from resjax.health.reading import end_of
 from resjax.health.record import HealthRecord
 from resjax.health.report import read_json, read_metrics
@@ -123,7 +123,7 @@ def recorded_in(folder: str) -> Case:
         rows=rows,
         summary=summary,
         nonfinite=met_in(path, summary, notes),
-        dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
+        dtype=dtype_of(record, config, summary.get("stream_dtype")),
         path=str(path),
         notes=notes,
     )
