@@ -52,6 +52,11 @@ def test_what_findings_say_of_healthy_attention_is_so():
     assert max(np.nanmax(run.end["attention_largest_logit"]) for run in known.runs()) < 20
 
 
+def test_what_findings_say_of_healthy_gradients_is_so():
+    ends = [run.end["stream_grad"] for run in known.runs()]
+    assert 20 < max(np.nanmax(end) / np.nanmin(end) for end in ends) < 25
+
+
 def test_of_healthy_runs_the_starts_are_looked_at():
     """By theory wherever there is one, and as measured."""
     cases = [case_of(path) for path in KEPT]
