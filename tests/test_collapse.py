@@ -26,7 +26,7 @@ from resjax.health.probes import measure, measure_ranks, measure_tokens, ranks
 from resjax.health.record import HealthRecord
 from resjax.health.report import page as report_page
 from resjax.residual import Flow
-from resjax.sweeps.one import Seen, close
+from resjax.sweeps.one import SoFar, close
 from resjax.train.closing import summarize
 from resjax.train.runfolder import RunFolder
 from resjax.train.writers import read_json, write_json
@@ -233,7 +233,7 @@ def test_of_the_same_facts_all_say_the_same(tmp_path, streams, only, last, want)
 @pytest.mark.parametrize(("last", "want"), [(2.0, []), (3.0, ["token collapse"])])
 def test_a_cell_of_a_sweep_is_judged_as_a_run_is(last, want):
     config = resolve(default(), "cpu")
-    seen = Seen(config, losses=np.linspace(5.0, last, 30).tolist(), record=record_of(noise() + 20, only=RAW))
+    seen = SoFar(config, losses=np.linspace(5.0, last, 30).tolist(), record=record_of(noise() + 20, only=RAW))
     seen.curve = [{"step": i, "loss": loss} for i, loss in enumerate(seen.losses, 1)]
     shared = SimpleNamespace(programs=lambda numbers: None, numbers=lambda config: None, stream_dtype="float32")
     looking = SimpleNamespace(wanted=None, shared=shared, pipeline=None, kept={})

@@ -112,7 +112,7 @@ def read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     for line in filter(str.strip, lines):
         try:
             row = json.loads(line, parse_constant=_not_json)
-            rows.append({key: number(value) for key, value in row.items()} | {"step": int(row["step"])})
+            rows.append({key: unquoted(value) for key, value in row.items()} | {"step": int(row["step"])})
         except (ValueError, KeyError, TypeError, AttributeError):
             skipped += 1
     if skipped:
@@ -120,7 +120,7 @@ def read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["step"])
 
 
-def number(value: Any) -> Any:
+def unquoted(value: Any) -> Any:
     """A number from a file, non-finite ones being strings there; other values as they are."""
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
@@ -327,7 +327,7 @@ def numbers(summary: Mapping[str, Any], rows: list[dict[str, Any]], dtype: str) 
 
     def last(key: str, logged: str, form: str) -> tuple[float | None, str]:
         values = series(rows, logged)[1]
-        value = number(summary.get(key, values[-1] if len(values) else None))
+        value = unquoted(summary.get(key, values[-1] if len(values) else None))
         return (value, form.format(value)) if isinstance(value, int | float) else (None, "")
 
     held_out, held_out_text = last("eval_loss", "eval_loss", "{:.3f}")

@@ -12,7 +12,7 @@ import numpy as np
 from resjax.health.diagnosis.case import Case
 from resjax.health.findings import examine, section
 from resjax.health.reading import LAST_ROWS, at_end
-from resjax.health.report import BASELINES, number
+from resjax.health.report import BASELINES, unquoted
 from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score, steps_to_target
 
 SPAN = 20  # steps that a loss is the mean of where it is held against a target
@@ -125,7 +125,7 @@ class Side:
     def last(self, key: str, logged: str) -> float | None:
         """A number of the summary; without one, of the last row that has it."""
         found = self.case.series(logged)[1]
-        value = number(self.case.summary.get(key, found[-1] if len(found) else None))
+        value = unquoted(self.case.summary.get(key, found[-1] if len(found) else None))
         return float(value) if isinstance(value, int | float) else None
 
     def as_dict(self, target: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ RUNS = (("q0", "first"), ("q2", "second"))  # how a run's line and its range loo
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class RunProbe:
     """A probe of one run.
 
     Attributes:
@@ -42,7 +42,7 @@ class Seen:
         return along(np.arange(len(self.end) * each) / each, 1 / each, len(self.end) if share else None)
 
 
-def seen(case: Case, probe: str) -> Seen | None:
+def run_probe(case: Case, probe: str) -> RunProbe | None:
     """A probe as the run recorded it, else as the study of its state found it; None where neither has a value."""
     record = case.record
     if probe in record and len(record):
@@ -50,17 +50,17 @@ def seen(case: Case, probe: str) -> Seen | None:
         if np.isfinite(values).any() and values.ndim > 1:
             names = record.axis_names(probe, values.shape[-1]) if values.ndim == 3 else ()
             steps = f"step {record.steps[0]}", f"at the end (step {record.steps[-1]})"
-            return Seen(at_start(values), at_end(values), names, *steps)
+            return RunProbe(at_start(values), at_end(values), names, *steps)
     found = np.asarray(case.studies.get("probes", {}).get(probe, np.nan), np.float64)
     if not found.ndim or not np.isfinite(found).any():
         return None
     names = record.site_names(found.shape[-1]) if found.ndim == 2 else ()
-    return Seen(None, found, names, "", f"at step {case.state}")
+    return RunProbe(None, found, names, "", f"at step {case.state}")
 
 
 def panels(figure: Figure, runs: Sequence[Diagnosis], names: Sequence[str]) -> list[Panel]:
     """The panels of one probe: one a kind of site or role, or one of all sites, or of blocks."""
-    found = [seen(one.case, figure.probe) for one in runs]
+    found = [run_probe(one.case, figure.probe) for one in runs]
     there = [one for one in found if one is not None]
     if not there:
         return []
@@ -72,7 +72,7 @@ def panels(figure: Figure, runs: Sequence[Diagnosis], names: Sequence[str]) -> l
 
 
 def panel(
-    figure: Figure, kind: str, runs: Sequence[Diagnosis], names: Sequence[str], found: Sequence[Seen | None]
+    figure: Figure, kind: str, runs: Sequence[Diagnosis], names: Sequence[str], found: Sequence[RunProbe | None]
 ) -> Panel:
     """One of them."""
     lines, ranges, missing = [], [], []
@@ -109,7 +109,7 @@ def panel(
     )
 
 
-def reference(probe: str, diagnosis: Diagnosis, one: Seen) -> tuple[np.ndarray, np.ndarray, str] | None:
+def reference(probe: str, diagnosis: Diagnosis, one: RunProbe) -> tuple[np.ndarray, np.ndarray, str] | None:
     """The range of a probe at the end, low and high: how healthy runs changed, from where this one's scheme starts; else where it starts.
 
     None where its start was not measured.
