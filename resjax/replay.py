@@ -276,7 +276,7 @@ def changes(found: list["Replayed"], spike: Spike) -> list[dict[str, Any]]:
 def spike_lines(again: "Again", spike: Spike, found: list["Replayed"]) -> list[str]:
     """A spike for a person."""
     from resjax.health.record import site_names
-    from resjax.health.written import aligned, number, title
+    from resjax.health.written import aligned, four_digits, title
 
     ends = {
         "recovered": "it comes back",
@@ -309,7 +309,11 @@ def spike_lines(again: "Again", spike: Spike, found: list["Replayed"]) -> list[s
         for block in range(depth):
             for site, name in enumerate(site_names(sites)):
                 rows.append(
-                    [str(block), name, *(number(done.probes[probe][block, site]) for probe in there for done in found)]
+                    [
+                        str(block),
+                        name,
+                        *(four_digits(done.probes[probe][block, site]) for probe in there for done in found),
+                    ]
                 )
         lines += ["", *aligned(rows)]
     return lines

@@ -1,6 +1,11 @@
 """Is a collapse of the tokens told, and told from what only looks like one, by probes of streams as a step measures them?"""
 
+import json
+import re
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +13,23 @@ import numpy as np
 import pytest
 
 from kit import fast
+from resjax import watch
+from resjax.checkup import case_of
+from resjax.config import default
+from resjax.config.validate import resolve
 from resjax.health.collapse import shared_offset
-from resjax.health.diagnosis import Case, diagnose
+from resjax.health.comparison.side import Side
+from resjax.health.diagnosis import Case, diagnose, recorded
+from resjax.health.diagnosis.case import recorded_in
 from resjax.health.findings import examine
 from resjax.health.probes import measure, measure_ranks, measure_tokens, ranks
 from resjax.health.record import HealthRecord
+from resjax.health.report import page as report_page
 from resjax.residual import Flow
+from resjax.sweeps.one import SoFar, close
+from resjax.train.closing import summarize
+from resjax.train.runfolder import RunFolder
+from resjax.train.writers import read_json, write_json
 
 DEPTH, BATCH, TOKENS, WIDTH = 6, 2, 16, 8
 SHARE = np.linspace(1, 0, DEPTH)  # of what sets the tokens apart, by block
@@ -164,3 +180,80 @@ def test_no_offset_is_spoken_of_where_there_is_none():
     assert shared_offset(record_of(each_its_own()), {}) == ""
     told = shared_offset(record_of(noise() + 20), {})
     assert told.startswith("block 5") and "effective rank about the mean" in told
+
+
+# ---- one verdict, whoever gives it
+
+
+def ended(path: Path, record: HealthRecord, last: float) -> Path:
+    """The folder of a run with these probes and with losses down to ``last``, the bigram baseline being 2.5, as its end leaves it."""
+    folder, config = RunFolder(path), resolve(default(), "cpu")
+    record.flush(folder.health)
+    write_json(folder.path / "config.json", config.to_dict())
+    rows = [{"step": i, "loss": loss} for i, loss in enumerate(np.linspace(5.0, last, 30).tolist(), 1)]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    floors = SimpleNamespace(bigram=2.5, as_dict=lambda: {"bigram": 2.5})
+    programs, state = SimpleNamespace(seconds=0.0, stream_dtype="float32"), SimpleNamespace(step=30, params={})
+    summarize(folder, config, SimpleNamespace(baselines=floors), programs, state, "finished", {})
+    return path
+
+
+def verdicts(path: Path) -> dict[str, list[str]]:
+    """Kinds of what each way finds that judges a run's folder, of what :func:`examine` looks for."""
+    case = recorded_in(str(path))
+    without = Side("run", replace(case, summary={"baselines": case.summary["baselines"]})).health()
+    lines = re.findall(r"<li><h3>(.*?) <span>", report_page(path))
+    return {
+        "summary.json": [one["kind"] for one in case.summary["health"]["findings"]],
+        "the doctor": [one.kind for one in recorded(case)],
+        "a comparison": [one["kind"] for one in without["findings"]],
+        "report.html": [line[:1].lower() + line[1:] for line in lines],
+    }
+
+
+@pytest.mark.parametrize(
+    ("streams", "only", "last", "want"),
+    [
+        (lambda: noise() + 20, RAW, 2.0, []),
+        (lambda: noise() + 20, RAW, 3.0, ["token collapse"]),
+        (lambda: noise() + 20, (), 3.0, []),
+        (each_its_own, (), 3.0, ["token collapse"]),
+    ],
+    ids=["loss below bigram", "nothing tells", "cosine about the mean tells", "a collapse"],
+)
+def test_of_the_same_facts_all_say_the_same(tmp_path, streams, only, last, want):
+    found = verdicts(ended(tmp_path / "run", record_of(streams(), only=only), last))
+    assert found == dict.fromkeys(found, want)
+    closing = read_json(tmp_path / "run" / "summary.json")["health"]["findings"]
+    assert all(
+        ("was not measured" in one["evidence"] and "doctor" in one["advice"]) == (only == RAW) for one in closing
+    )
+
+
+@pytest.mark.parametrize(("last", "want"), [(2.0, []), (3.0, ["token collapse"])])
+def test_a_cell_of_a_sweep_is_judged_as_a_run_is(last, want):
+    config = resolve(default(), "cpu")
+    seen = SoFar(config, losses=np.linspace(5.0, last, 30).tolist(), record=record_of(noise() + 20, only=RAW))
+    seen.curve = [{"step": i, "loss": loss} for i, loss in enumerate(seen.losses, 1)]
+    shared = SimpleNamespace(programs=lambda numbers: None, numbers=lambda config: None, stream_dtype="float32")
+    looking = SimpleNamespace(wanted=None, shared=shared, pipeline=None, kept={})
+    corpus = SimpleNamespace(baselines=SimpleNamespace(bigram=2.5, floors=None))
+    row = close(SimpleNamespace(step=30), seen, looking, corpus, None, loss=last)
+    assert row["health"]["findings"] == want
+
+
+@pytest.mark.parametrize(
+    ("last", "told", "want"), [(2.0, False, []), (3.0, True, []), (3.0, False, ["token collapse"])]
+)
+def test_a_log_of_another_model_knows_what_its_folder_holds(tmp_path, last, told, want):
+    """Its losses and the baselines that it is closed with, and the studies that were kept."""
+    row, folder = record_of(noise() + 20, only=RAW), tmp_path / "theirs"
+    with watch.Log(folder, sites=("block",), width=WIDTH) as log:
+        for step, loss in enumerate(np.linspace(5.0, last, 30), 1):
+            log.write(step, {name: row[name][0] for name in row}, loss=loss)
+        if told:
+            log.studied(30, {"probes": state_of(noise() + 20)})
+        summary = log.close(baselines={"bigram": 2.5})
+    case = case_of(str(folder), studies=("probes",))
+    ways = summary["health"], log.examine(), {"findings": [one.as_dict() for one in recorded(case)]}
+    assert [[one["kind"] for one in way["findings"]] for way in ways] == [want] * 3

@@ -231,13 +231,17 @@ def test_a_run_that_was_killed_before_its_first_row(tmp_path, two):
 
 
 def test_a_run_that_broke(tmp_path):
-    broken = write_run(tmp_path / "broken", trouble=True)
+    broken = write_run(
+        tmp_path / "broken", trouble=True, done=False
+    )  # so that nothing says how its loss lies to a baseline
     found = of(write_run(tmp_path / "well"), broken)
     text = page(found)
     assert found.runs[1]["spikes"]["fatal"] == 1 and "not finite" in text and "Token collapse" in text
     assert groups(found)[0].lines["health"] == ["healthy", "non-finite value; token collapse"]
     loss = next(chart for chart in over_steps(found) if chart["id"] == "loss")["series"]
     assert [one["bad"] for one in loss if not one.get("faint")] == [[], [495, 500]]
+    summed = of(write_run(tmp_path / "other"), write_run(tmp_path / "summed", trouble=True))
+    assert groups(summed)[0].lines["health"] == ["healthy", "non-finite value"], "its loss is below the bigram baseline"
 
 
 def test_models_that_are_not_resjaxs_own(tmp_path, two):

@@ -15,7 +15,7 @@ from resjax.config.tree import to_dict
 from resjax.health.diagnosis import ORDER, REASONS, Case, Finding, diagnose, healthy, starts
 from resjax.health.diagnosis.healthy import Healthy, stretched
 from resjax.health.diagnosis.page import page
-from resjax.health.diagnosis.panels import Line, Panel, Range, drawn, number
+from resjax.health.diagnosis.panels import Line, Panel, Range, drawn, tick_text
 from resjax.health.diagnosis.remedies import KINDS, advised
 from resjax.health.diagnosis.told import lines
 from resjax.health.reading import at_end, at_start
@@ -608,4 +608,4 @@ def test_panels_of_constant_and_of_broken_values():
     ],
 )
 def test_ticks(value, text):
-    assert number(value) == text
+    assert tick_text(value) == text

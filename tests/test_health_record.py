@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from resjax.health.record import HealthRecord, drop_after, site_names
+from resjax.health.record import HealthRecord, Stream, drop_after, site_names
 
 
 def fill(record, steps, depth=3):
@@ -40,6 +40,20 @@ def test_rows_come_back_as_appended(tmp_path):
     assert read["update_ratio"][:, 0, 0].tolist() == [0, 10, 20]
     np.testing.assert_allclose(read["moved"], [0, 1, 2])
     assert set(read) == {"update_ratio", "update_ratio_block", "moved"} and "swallowed" not in read
+
+
+def test_what_a_stream_is_comes_back_wherever_a_record_is_cut(tmp_path):
+    save(tmp_path, [0, 1])
+    assert HealthRecord.load(tmp_path).stream == (0, "")
+    for steps, stream in (([2, 3], Stream(16, "float32")), ([4, 5], Stream(0, "bfloat16")), ([6], Stream())):
+        record = HealthRecord(stream=stream)
+        fill(record, steps)
+        record.flush(tmp_path)
+    read = HealthRecord.load(tmp_path)
+    assert read.stream == read.until(1).stream == (16, "bfloat16") and not read.notes
+    assert set(read) == {"update_ratio", "update_ratio_block", "moved"}
+    drop_after(tmp_path, 2)
+    assert HealthRecord.load(tmp_path, {"moved"}).stream == (16, "float32")
 
 
 def test_only_the_named_arrays_are_read(tmp_path):

@@ -253,7 +253,9 @@ def test_run_in_progress_says_so(tmp_path):
 
 def test_findings_are_told(tmp_path):
     page = read(write_run(tmp_path / "run", depth=24, trouble=True))
-    assert "3 findings" in page.text and "Token collapse blocks 22-23 (the last), step 250" in page.text
+    assert "2 findings" in page.text and "Token collapse" not in page.text, "the loss is below the bigram baseline"
+    unfinished = read(write_run(tmp_path / "unfinished", depth=24, trouble=True, done=False)).text
+    assert "3 findings" in unfinished and "Token collapse blocks 22-23 (the last), step 250" in unfinished
     loss = next(c for c in page.data["charts"] if c["id"] == "loss")["series"][0]
     assert loss["bad"] == [495, 500] and "The loss was not finite at step 495." in page.text
 

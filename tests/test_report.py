@@ -354,6 +354,33 @@ def test_another_version_of_matplotlib_may_round_and_name_otherwise():
     assert moved != one and drawings.difference(moved, one).startswith("numbers of a path are off by up to 1")
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("opacity: 0.8", "opacity: 0.805"),
+        ("stroke-width: 0.8", "stroke-width: 0.806"),
+        ("scale(0.1 -0.1)", "scale(0.105 -0.1)"),
+        ("rotate(-90 ", "rotate(-90.009 "),
+        ("base64,0.001", "base64,0.002"),
+    ],
+)
+def test_only_coordinates_may_be_off_by_what_versions_round(was, now):
+    one = svg()
+    head, tail = one.split(b"</svg>")[0], b"</svg>"
+    mark = (
+        '<g><path style="opacity: 0.8; stroke-width: 0.8" transform="translate(1 2) scale(0.1 -0.1) rotate(-90 3 4)"/>'
+    )
+    mark += '<image href="data:image/png;base64,0.001"/></g>'
+    drawn = head + mark.encode() + tail
+    assert was.encode() in drawn and drawings.difference(drawn, drawn) == ""
+    assert drawings.difference(drawn.replace(was.encode(), now.encode()), drawn).startswith("where it has ")
+    for near, far in (("translate(1.009 2)", "translate(1.02 2)"), ("translate(1 1.995)", "translate(1 2.5)")):
+        moved = [drawn.replace(b"translate(1 2)", text.encode()) for text in (near, far)]
+        assert [drawings.difference(drawn, other)[:7] for other in moved] == ["", "numbers"]
+    turned = drawn.replace(b"rotate(-90 3 4)", b"rotate(-90 3.005 4)")
+    assert drawings.difference(drawn, turned) == ""
+
+
 def test_a_figure_that_was_tampered_with_or_lost_is_told(kept):
     assert report.main([]) == 0
     (one,) = gather([read(kept / "e13_path.py")]).kept

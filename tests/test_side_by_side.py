@@ -141,6 +141,33 @@ def test_runs_of_unlike_depth_share_the_axis(cases):
     assert figures_of(text)["Logit lens"].count(SHARE) == 1 and "nan" not in text
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_studies_of_unlike_depth_stand_where_probes_stand(cases, ours):
+    """Over the share of the depth a block is at its middle, whatever is drawn of it, and the stream between two at their border."""
+    runs = [cases[0], case_of(3 * DEPTH, "deep")]
+    if not ours:
+        runs = [replace(one, config={}, start={}, theory={}) for one in runs]
+    depths = (DEPTH, 3 * DEPTH)
+    assert [one.depth for one in runs] == list(depths)
+    panels = {
+        one.title: shown.overlaid([shown.panel_of(one, case) for case in runs], runs, "ab") for one in shown.DRAWINGS
+    }
+    probes = {one.probe: one for *_, members in figures.GROUPS for one in members}
+    (ratio,) = curves.panels(probes["update_ratio_block"], [diagnose(one) for one in runs], "ab")
+    for line, middles in zip(ratio.lines, [(np.arange(depth) + 0.5) / depth for depth in depths], strict=True):
+        np.testing.assert_allclose(line.places(), middles)
+    for title in ("Block influence", "Loss without a block"):
+        assert panels[title].axis == SHARE
+        for line, of, case in zip(panels[title].lines, ratio.lines, runs, strict=True):
+            listed = case.studies["ablation"]["blocks"] if "without" in title else range(case.depth)
+            np.testing.assert_allclose(line.places(), of.places()[list(listed)])
+    for line, case in zip(panels["Logit lens"].lines, runs, strict=True):
+        np.testing.assert_allclose(line.places(), np.asarray(case.studies["lens"]["blocks"]) / case.depth)
+    sites = [line for line in panels["Precision replay"].lines if "bfloat16" in line.name]
+    for line, depth in zip(sites, depths, strict=True):
+        np.testing.assert_allclose(line.places(), (np.arange(2 * depth) + 0.5) / (2 * depth))
+
+
 def test_of_one_run_nothing_is_said_of_another(cases):
     text = page(diagnose(replace(cases[0], name="zebra")))
     assert not any("zebra" in figure for figure in figures_of(text).values())

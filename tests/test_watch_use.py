@@ -17,7 +17,9 @@ from flax import nnx
 
 from kit import fast
 from resjax import watch
+from resjax.checkup import case_of
 from resjax.errors import Refused
+from resjax.health.diagnosis import recorded
 from resjax.health.record import HealthRecord
 from resjax.watch import linen
 
@@ -31,6 +33,56 @@ def a_row(depth: int = 2, value: float = 0.2) -> dict[str, np.ndarray]:
 
 
 # ---- the log
+
+
+def one_element_apart(depth: int = 4, width: int = 8) -> np.ndarray:
+    """Streams (depth, batch, tokens, width) of which one element outweighs all others from the middle on."""
+    streams = np.random.default_rng(0).normal(size=(depth, 2, 16, width)).astype(np.float32)
+    streams[depth // 2 :, 0, 0, 3] = 3e3
+    return streams
+
+
+def found_in(streams: np.ndarray) -> watch.Taps:
+    """What taps find in a function whose streams these are."""
+
+    def f(taps: watch.Taps) -> jax.Array:
+        with watch.into(taps):
+            h = jnp.zeros_like(streams[0])
+            for block, after in enumerate(streams):
+                h = watch.add(h, jax.lax.stop_gradient(after - h), block=block, site="block")
+        return jnp.sum(h)
+
+    return fast(jax.grad(f))(watch.Plan(len(streams), ("block",), ("ranks",)).taps())
+
+
+def told_twice(log: watch.Log) -> list[list[str]]:
+    """Kinds of what the log finds, and of what the doctor finds of the same in its folder."""
+    mine = [one["kind"] for one in log.examine()["findings"]]
+    return [mine, [one.kind for one in recorded(case_of(str(log.folder), studies=("probes",)))]]
+
+
+@pytest.mark.parametrize(
+    "config", [None, {"model": {"width": 8}}, {"model": {"width": "wide"}, "residual": {"name": "rezero"}}]
+)
+def test_log_and_doctor_know_the_same_width(tmp_path, config):
+    """A few elements make the rank of a stream that is 8 wide, not of one whose width is not known: there it is a collapse."""
+    streams = one_element_apart()
+    with watch.Log(tmp_path / "taps", config=config) as log:
+        log.write(1, found_in(streams))
+        assert told_twice(log) == [[], []] and log.record.stream == (8, "float32")
+    with (
+        watch.Log(tmp_path / "taps") as again,
+        pytest.raises(Refused, match=r"is 4 wide, and '.*' has probes of one that is 8 wide"),
+    ):
+        assert told_twice(again) == [[], []]
+        again.write(2, found_in(streams[..., :4]))
+    row = watch.row(found_in(streams))
+    for width, want in ((8, []), (None, ["rank collapse"])):
+        with watch.Log(tmp_path / f"arrays {width}", config=config, sites=("block",), width=width) as log:
+            log.write(1, row)
+            assert told_twice(log) == [want, want]
+    with pytest.raises(Refused, match="width is 0, and has to be a number from 1"):
+        watch.Log(tmp_path / "none", width=0)
 
 
 def test_a_log_is_a_run_folder(tmp_path):

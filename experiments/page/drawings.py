@@ -1,7 +1,7 @@
 """Is a figure's file what the results give? Drawn again and compared: of which results it is, what it draws, and every number of it.
 
 Bytes differ between versions of matplotlib, which names itself and rounds in the file. So two files are the same if they hold the same
-elements, words and colours in the same order, and no number differs by more than ``NEAR``.
+elements, words, colours, opacities, widths of lines, factors and angles in the same order, and no coordinate differs by more than ``NEAR``.
 """
 
 import re
@@ -13,8 +13,13 @@ from experiments.page.evidence import Kept
 
 NEAR = 0.01  # units of the file, points of 1/72 inch: a hundredth of the thinnest line
 NUMBER = re.compile(r"(?P<colour>#[0-9a-fA-F]+)|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# Attributes whose numbers are coordinates; and of the parts of a transform, from which of its numbers on they are.
+ENDS = ("x", "y", "x1", "y1", "x2", "y2", "cx", "cy")
+COORDINATES = frozenset(("d", "points", "viewBox", *ENDS, "r", "rx", "ry", "width", "height"))
+FIRST = {"translate": 0, "rotate": 1}
+TRANSFORM = re.compile(r"(\w+)\s*\(([^)]*)\)")
 METADATA, IDENTIFIER = "metadata", "{http://purl.org/dc/elements/1.1/}identifier"
-Element = tuple[str, str, list[float]]  # tag, what it says but for its numbers, and these
+Element = tuple[str, str, list[float]]  # tag, what it says but for its coordinates, and these
 
 
 def drawn(kept: Kept) -> bytes:
@@ -62,7 +67,23 @@ def elements(root: ElementTree.Element) -> Iterator[Element]:
             if name == "id" or value.startswith(("#", "url(#")):
                 said.append(f"{name}: {known.sub(lambda found: names[found[0]], value)}")
                 continue
-            numbers += [float(found[0]) for found in NUMBER.finditer(value) if not found["colour"]]
-            words = NUMBER.sub(lambda found: found["colour"] or "0", " ".join(value.split()))
+            words, coordinates = taken_apart(name, " ".join(value.split()))
             said.append(f"{name}: {words}")
+            numbers += coordinates
         yield tag, " | ".join(said), numbers
+
+
+def taken_apart(name: str, value: str) -> tuple[str, list[float]]:
+    """What an attribute says but for its coordinates, and these."""
+    if name in COORDINATES:
+        numbers = [float(found[0]) for found in NUMBER.finditer(value) if not found["colour"]]
+        return NUMBER.sub(lambda found: found["colour"] or "0", value), numbers
+    if name != "transform":
+        return value, []
+    words, coordinates = [], []
+    for what, given in TRANSFORM.findall(value):
+        numbers = [float(found[0]) + 0.0 for found in NUMBER.finditer(given)]
+        first = FIRST.get(what, len(numbers))
+        words.append(f"{what}{numbers[:first]}")
+        coordinates += numbers[first:]
+    return " ".join(words), coordinates

@@ -58,11 +58,11 @@ def _try(rule: Any, site: Site, what: str, name: str, start: bool) -> None:
     if rule is None:
         return
 
-    def number(block: Any, step: Any) -> jax.Array:
+    def gain(block: Any, step: Any) -> jax.Array:
         return jnp.asarray(rule(site.on(block, step)), jnp.float32)
 
     def traced(blocks: jax.Array, step: jax.Array) -> jax.Array:
-        return jax.vmap(lambda block: number(block, 0))(blocks) if start else number(blocks, step) + 0 * blocks
+        return jax.vmap(lambda block: gain(block, 0))(blocks) if start else gain(blocks, step) + 0 * blocks
 
     why = ""
     try:

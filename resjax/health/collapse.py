@@ -5,13 +5,14 @@ less their mean tells them apart as before. So a high cosine is a collapse only 
 contradict it: the centred cosine, the share of the stream that is left, its effective rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from resjax.health.reading import LAST_ROWS, Finding, end_of, last_blocks, measured, ranges, said, since
 from resjax.health.record import HealthRecord
+from resjax.health.series import ENOUGH, last_loss
 
 # Tokens of one sequence within 11 degrees of one another: the model can tell frequencies, hardly tokens.
 COLLAPSED_COSINE = 0.98
@@ -22,6 +23,8 @@ COLLAPSED_RANK, COLLAPSED_SHARE = 2.0, 0.1
 # Largest magnitude over RMS, from which a few elements make the rank, in roots of the width: tokens of one length reach one root only.
 # Of a width that is not known: 2,500.
 FEW_ELEMENTS, UNKNOWN_WIDTH = 2.0, 2500
+
+NOT_MEASURED = "The cosine about the mean tells: have a state studied for the doctor (probes), or record it (health.groups=tokens). "
 
 
 def token_collapse(record: HealthRecord, state: Mapping[str, Any], step: int, apart: str = "") -> list[Finding]:
@@ -44,7 +47,7 @@ def token_collapse(record: HealthRecord, state: Mapping[str, Any], step: int, ap
     )
     advice = (
         "Compare the loss with the unigram baseline: a collapsed model has learned token frequencies only. "
-        + ("" if about else "Record the cosine about the mean too (health.groups=tokens). ")
+        + ("" if about else NOT_MEASURED)
         + "Keep the skip of attention at 1, lower the learning rate, lengthen the warm-up, or take pre_ln, sandwich_branch or deepnorm."
     )
     where = f"{ranges(range(first, _depth(record, state)))} (the last)"
@@ -58,6 +61,19 @@ def shared_offset(record: HealthRecord, state: Mapping[str, Any], apart: str = "
         return ""
     first = last_blocks(_depth(record, state))
     return f"{ranges(first)}: the tokens share a common offset (cosine above {COLLAPSED_COSINE:g}) and are no collapse: {reason}"
+
+
+def below_bigram(losses: Sequence[float] | np.ndarray, floor: float | None) -> str:
+    """That the loss shows tokens to reach the head apart, in words; empty where it does not, or is not known.
+
+    Args:
+      losses: of training, as logged.
+      floor: the bigram baseline of the run's data.
+    """
+    last = last_loss(losses) if len(losses) >= ENOUGH else np.nan
+    if floor is None or not last < floor:
+        return ""
+    return f"the loss of {last:.3f} nats is below the bigram baseline of {floor:.3f}"
 
 
 def told_apart(record: HealthRecord, state: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
-"""What is one figure of a report? A probe with its title, unit, sentence and scale."""
+"""What is one figure of a report? A probe with its title, unit, sentence and scale; and where along the depth its values stand."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from resjax.health import shrink
 
@@ -30,3 +32,15 @@ class Figure:
     layout: Literal["split", "stream", "block"]
     band: bool = False
     reach: tuple[float, float] | None = None
+
+
+def along(blocks: np.ndarray, extent: float, depth: int | None = None) -> np.ndarray:
+    """Where on an axis of depth values stand: at the numbers of their blocks; over its share, in the middle of what they are of.
+
+    Args:
+      blocks: where on the axis of blocks that begins.
+      extent: how many blocks it is: 1, less for one of a block's sites, 0 for the stream between two blocks.
+      depth: blocks of the network, where the axis is the share of its depth.
+    """
+    at = np.asarray(blocks, np.float64)
+    return at if depth is None else (at + extent / 2) / depth

@@ -4,13 +4,13 @@ The ratio band 0.01 to 0.1 that is often called healthy is not a criterion: well
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from resjax.health.collapse import rank_collapse, token_collapse
+from resjax.health.collapse import below_bigram, rank_collapse, token_collapse
 from resjax.health.reading import Finding, at_end, at_sites, at_start, first_row, measured, said, since, span
 from resjax.health.record import HealthRecord
 
@@ -22,7 +22,7 @@ SWALLOWED_SHARE = 0.1
 LARGEST = 1e4
 # One more doubling and the stream overflows.
 NEAR_LIMIT = 0.5
-# One learning rate cannot serve gradients a thousandfold apart; healthy deep stacks stay within one or two decades.
+# One learning rate cannot serve gradients a thousandfold apart; healthy runs of the doctor's set stay within a factor of 25.
 GRADIENT_SPREAD = 1e3
 # Schemes whose branches start (nearly) shut on purpose.
 STARTS_SHUT = frozenset({"rezero", "layerscale", "skipinit", "zero_init", "fixup", "prores", "branchnorm"})
@@ -37,14 +37,24 @@ BACKWARD = ("stream_grad", "param_grad_block", "embed_grad")
 
 
 def examine(
-    record: HealthRecord, config: Mapping[str, Any] | None = None, stream_dtype: str | None = None
+    record: HealthRecord,
+    config: Mapping[str, Any] | None = None,
+    stream_dtype: str | None = None,
+    losses: Sequence[float] = (),
+    bigram: float | None = None,
+    state: Mapping[str, Any] | None = None,
+    step: int | None = None,
 ) -> dict[str, Any]:
     """The verdict on a run, as ``summary.json`` holds it.
 
     Args:
       record: the probes; kinds of finding whose probe is absent are not looked for.
-      config: the run's resolved fields (nested, as in ``config.json``); tells which branches start shut by design.
-      stream_dtype: dtype of the stream in the running program; by default ``config.precision.stream``, else float32.
+      config: the run's resolved fields (nested, as in ``config.json``); tells which branches start shut by design. Empty for a model
+        that is not resjax's own, whatever its folder says of it.
+      stream_dtype: dtype of the stream in the running program; by default as recorded, as configured, or float32.
+      losses: of training, as logged.
+      bigram: baseline of the run's data, in nats per token.
+      state, step: as for :func:`looked_for`.
 
     Returns:
       ``{"verdict": "healthy" | "findings" | "unmeasured", "findings": [...]}``. A finding is ``{"kind", "where",
@@ -54,7 +64,8 @@ def examine(
     """
     if not len(record):
         return {"verdict": "unmeasured", "findings": []}
-    findings = [{k: v for k, v in one.items() if k != "at"} for one in looked_for(record, config or {}, stream_dtype)]
+    found = looked_for(record, config or {}, stream_dtype, state, step, below_bigram(losses, bigram))
+    findings = [{k: v for k, v in one.items() if k != "at"} for one in found]
     return {"verdict": "findings" if findings else "healthy", "findings": findings}
 
 
@@ -73,14 +84,15 @@ def looked_for(
       step: of that state; by default the last recorded one.
       apart: what shows besides that tokens reach the head apart, in words.
     """
-    dtype = str(stream_dtype or section(config, "precision").get("stream") or "float32")
+    dtype = dtype_of(record, config, stream_dtype)
+    width = record.stream.width or section(config, "model").get("width")
     state = state or {}
     step = step if step is not None else int(record.steps[-1]) if len(record) else 0
     found = [
         non_finite(record),
         stream_blow_up(record, dtype),
         token_collapse(record, state, step, apart),
-        rank_collapse(record, state, step, section(config, "model").get("width")),
+        rank_collapse(record, state, step, width),
         gradient_spread(record),
         dead_branches(record, config),
         swallowed_updates(record, dtype),
@@ -89,6 +101,11 @@ def looked_for(
     if not section(config, "residual").get("name"):
         findings = [finding | {"advice": for_any_model(finding["advice"])} for finding in findings]
     return findings
+
+
+def dtype_of(record: HealthRecord, config: Mapping[str, Any], known: str | None = None) -> str:
+    """The stream's dtype: as known of the running program, else as recorded, as configured, or float32."""
+    return str(known or record.stream.dtype or section(config, "precision").get("stream") or "float32")
 
 
 def for_any_model(advice: str) -> str:

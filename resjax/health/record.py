@@ -2,8 +2,8 @@
 
 ``RUN/health/<first>-<last>.npz``: one chunk a save, named by the first and last recorded step (zero-padded to 8 digits), each
 with ``steps`` (int64) and float32 arrays whose leading axis is the recorded step; where arrays go by role, also ``roles``, the
-names of their last axis; of a model with sites of its own also ``sites``, their names. Chunks are never rewritten while a run
-goes on.
+names of their last axis; of a model with sites of its own also ``sites``, their names, and ``width`` and ``dtype``, what its stream is.
+Chunks are never rewritten while a run goes on.
 """
 
 import contextlib
@@ -61,6 +61,21 @@ class Names(NamedTuple):
     roles: tuple[str, ...] = ()
 
 
+class Stream(NamedTuple):
+    """What the stream of a model is that no configuration of ours describes; 0 and empty where it is not known.
+
+    Attributes:
+      width: length of its last axis.
+      dtype: the narrowest that it had at an add.
+    """
+
+    width: int = 0
+    dtype: str = ""
+
+
+ABOUT = (*Names._fields, *Stream._fields)  # entries of a chunk that are no probes
+
+
 def site_names(count: int) -> tuple[str, ...]:
     """Names of a block's sites, in the order of the arrays' last axis."""
     return {1: ("block",), 2: ("attention", "mlp")}.get(count, tuple(f"site {i}" for i in range(count)))
@@ -73,10 +88,12 @@ class HealthRecord:
       notes: one line for everything that :meth:`load` skipped, and why.
       sites: names of a block's sites where they are not those of :func:`site_names`; else empty.
       roles: names of the last axis of ``ROLE_PROBES``; empty where no such array was recorded.
+      stream: what the recorded model's stream is, as the newest chunk says that does; of resjax's own runs their configuration does.
     """
 
-    def __init__(self, sites: Sequence[str] = (), roles: Sequence[str] = ()) -> None:
+    def __init__(self, sites: Sequence[str] = (), roles: Sequence[str] = (), stream: Stream | None = None) -> None:
         self.notes: list[str] = []
+        self.stream = stream or Stream()
         self.sites, self.roles = tuple(sites), tuple(roles)
         self._steps = np.zeros(0, np.int64)
         self._arrays: dict[str, np.ndarray] = {}
@@ -112,7 +129,7 @@ class HealthRecord:
         steps = np.array([step for step, _ in self._pending], np.int64)
         names = self._pending[0][1]
         arrays = {name: np.stack([row[name] for _, row in self._pending]) for name in names}
-        path = _write(Path(folder), steps, arrays, Names(self.sites, self.roles))
+        path = _write(Path(folder), steps, arrays, Names(self.sites, self.roles), self.stream)
         self._pending = []
         return path
 
@@ -131,7 +148,7 @@ class HealthRecord:
         shapes: dict[str, tuple[int, ...]] = {}
         for path in _chunks(folder):
             try:
-                steps, arrays, called = _read(path, names)
+                steps, arrays, called, stream = _read(path, names)
             except UNREADABLE as error:
                 record.notes.append(f"{path.name}: cannot be read ({_one_line(error)}), skipped")
                 continue
@@ -149,6 +166,7 @@ class HealthRecord:
                 continue
             chunks.append((steps, arrays))
             record.sites, record.roles = held.sites or called.sites, held.roles or called.roles
+            record.stream = Stream(stream.width or record.stream.width, stream.dtype or record.stream.dtype)
         if chunks:
             record._join(chunks, shapes)
         return record
@@ -187,7 +205,7 @@ class HealthRecord:
 
     def until(self, step: int) -> "HealthRecord":
         """The same up to ``step``; what was not recorded in a row stays so."""
-        kept = HealthRecord(self.sites, self.roles)
+        kept = HealthRecord(self.sites, self.roles, self.stream)
         kept.notes = self.notes
         rows = self.steps <= step
         kept._steps = self.steps[rows]
@@ -239,12 +257,12 @@ def drop_after(folder: str | os.PathLike, step: int) -> list[str]:
             path.unlink()
             continue
         try:
-            steps, arrays, called = _read(path, None)
+            steps, arrays, called, stream = _read(path, None)
         except UNREADABLE as error:
             notes.append(f"{path.name}: cannot be read ({_one_line(error)}), left as it is")
             continue
         keep = steps <= step
-        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, called)
+        _write(folder, steps[keep], {name: value[keep] for name, value in arrays.items()}, called, stream)
         path.unlink()
     return notes
 
@@ -259,31 +277,35 @@ def _chunks(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if CHUNK.fullmatch(path.name)), key=_span)
 
 
-def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], Names]:
-    """Steps, arrays, and the names along their axes."""
+def _read(path: Path, names: Collection[str] | None) -> tuple[np.ndarray, dict[str, np.ndarray], Names, Stream]:
+    """Steps, arrays, the names along their axes, and what the stream is."""
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as chunk:
         if not isinstance(chunk, np.lib.npyio.NpzFile):
             raise ValueError("not an npz file")
         steps = chunk["steps"].astype(np.int64)
         called = Names(*(tuple(map(str, chunk[axis])) if axis in chunk.files else () for axis in Names._fields))
-        wanted = [
-            name for name in chunk.files if name not in ("steps", *Names._fields) and (names is None or name in names)
-        ]
+        stream = Stream(
+            *(
+                kind(chunk[name].item()) if name in chunk.files else kind()
+                for name, kind in Stream.__annotations__.items()
+            )
+        )
+        wanted = [name for name in chunk.files if name not in ("steps", *ABOUT) and (names is None or name in names)]
         arrays = {name: chunk[name] for name in wanted}
     if steps.ndim != 1 or any(value.shape[:1] != steps.shape for value in arrays.values()):
         raise ValueError("its arrays disagree about the number of steps")
-    return steps, arrays, called
+    return steps, arrays, called, stream
 
 
-def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], called: Names) -> Path:
+def _write(folder: Path, steps: np.ndarray, arrays: Mapping[str, np.ndarray], called: Names, stream: Stream) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{steps[0]:08d}-{steps[-1]:08d}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
             named = Names(called.sites, called.roles if any(name in arrays for name in ROLE_PROBES) else ())
-            texts = {axis: np.array(texts) for axis, texts in named._asdict().items() if texts}
-            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **texts})
+            about = {name: np.array(fact) for name, fact in (named._asdict() | stream._asdict()).items() if fact}
+            np.savez(file, allow_pickle=False, **{"steps": steps, **arrays, **about})
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -12,7 +12,7 @@ import numpy as np
 
 from resjax.errors import Refused
 from resjax.health import figures
-from resjax.health.findings import examine, section
+from resjax.health.findings import dtype_of, examine, section
 from resjax.health.normal import normal, overrides
 from resjax.health.page import HERE, filled, mark, whole_page
 from resjax.health.record import HealthRecord
@@ -58,8 +58,11 @@ def page(folder: Path) -> str:
     rows = read_metrics(folder / "metrics.jsonl", notes)
     record = HealthRecord.load(folder / "health")
     notes += [f"health: {note}" for note in record.notes]
-    dtype = str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32")
-    health = section(summary, "health") or examine(record, config, dtype)
+    ours = {} if "recorded_by" in facts else config
+    dtype = dtype_of(record, ours, summary.get("stream_dtype"))
+    health = section(summary, "health") or examine(
+        record, ours, dtype, series(rows, "loss")[1].tolist(), section(summary, "baselines").get("bigram")
+    )
     charts = training_charts(rows, section(summary, "baselines") or section(facts, "baselines"))
     ends = figures.ends(record)
     maps, sections = health_sections(record, config, dtype, ends)
@@ -109,7 +112,7 @@ def read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     for line in filter(str.strip, lines):
         try:
             row = json.loads(line, parse_constant=_not_json)
-            rows.append({key: number(value) for key, value in row.items()} | {"step": int(row["step"])})
+            rows.append({key: unquoted(value) for key, value in row.items()} | {"step": int(row["step"])})
         except (ValueError, KeyError, TypeError, AttributeError):
             skipped += 1
     if skipped:
@@ -117,7 +120,7 @@ def read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["step"])
 
 
-def number(value: Any) -> Any:
+def unquoted(value: Any) -> Any:
     """A number from a file, non-finite ones being strings there; other values as they are."""
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
@@ -324,7 +327,7 @@ def numbers(summary: Mapping[str, Any], rows: list[dict[str, Any]], dtype: str) 
 
     def last(key: str, logged: str, form: str) -> tuple[float | None, str]:
         values = series(rows, logged)[1]
-        value = number(summary.get(key, values[-1] if len(values) else None))
+        value = unquoted(summary.get(key, values[-1] if len(values) else None))
         return (value, form.format(value)) if isinstance(value, int | float) else (None, "")
 
     held_out, held_out_text = last("eval_loss", "eval_loss", "{:.3f}")

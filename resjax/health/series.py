@@ -20,8 +20,20 @@ RESOLUTION = 1e-7  # a loss is a float32: spreads below this share of it are tak
 SCORED = 1000  # steps at most that the score's mean is taken of
 HISTORY, MERGE = 51, 10  # of episodes: losses that the median is taken of; steps within which two belong together
 SHORTEST_TAIL = 8  # values that an oscillation can be told from
+TAIL = 0.05  # of a run: what its last loss is the mean of
+ENOUGH = 20  # logged losses, fewer tell nothing of where a run ended
 
 Outcome = Literal["recovered", "fatal", "open"]
+
+
+# ---- the last value
+
+
+def last_loss(loss: ArrayLike) -> float:
+    """Mean of the last twentieth of the finite losses; NaN where none is."""
+    values = np.asarray(loss, np.float64)
+    finite = values[np.isfinite(values)]
+    return float(finite[-max(1, round(TAIL * len(finite))) :].mean()) if len(finite) else np.nan
 
 
 # ---- spikes (M7)

@@ -218,12 +218,12 @@ def _values(values: np.ndarray, spread: bool) -> str:
     if not known.size:
         return "-"
     if not spread:
-        return number(float(np.median(known)))
-    low, high = number(float(known.min())), number(float(known.max()))
+        return few_digits(float(np.median(known)))
+    low, high = few_digits(float(known.min())), few_digits(float(known.max()))
     return low if low == high else f"{low}..{high}"
 
 
-def number(value: float) -> str:
+def few_digits(value: float) -> str:
     """Two or three digits in at most 7 characters: 0, 0.012, 1.24, 120, 1.2e-5, 3.4e6."""
     size = abs(value)
     if size == 0 or 100 <= size < 1e4:

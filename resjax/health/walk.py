@@ -28,7 +28,7 @@ HALF = (jnp.float16, jnp.bfloat16)
 NOTHING: frozenset[int] = frozenset()
 
 
-class Seen(NamedTuple):
+class Tracked(NamedTuple):
     """A value, the origins (by number) of what is not finite in it (empty where all is), and the name stack of what made it."""
 
     value: Any
@@ -127,16 +127,18 @@ class Walk:
         self.origins: list[Origin] = []
         self.done = 0
 
-    def input(self, value: Any, name: str) -> Seen:
+    def input(self, value: Any, name: str) -> Tracked:
         return self._given(value if isinstance(value, jax.Array) else jnp.asarray(value), Origin(input=name))
 
-    def constant(self, value: Any) -> Seen:
+    def constant(self, value: Any) -> Tracked:
         return self._given(value, Origin(constant=True))
 
-    def _given(self, value: Any, origin: Origin) -> Seen:
-        return Seen(value, NOTHING if all_finite(value) else self._new(origin, value))
+    def _given(self, value: Any, origin: Origin) -> Tracked:
+        return Tracked(value, NOTHING if all_finite(value) else self._new(origin, value))
 
-    def run(self, jaxpr: Any, consts: list[Seen], arguments: list[Seen], scope: str, until: Any = None) -> list[Seen]:
+    def run(
+        self, jaxpr: Any, consts: list[Tracked], arguments: list[Tracked], scope: str, until: Any = None
+    ) -> list[Tracked]:
         """The outputs of a jaxpr; when ``until`` is there and not finite, what there is of them."""
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
         last = last_uses(jaxpr)
@@ -145,15 +147,15 @@ class Walk:
             results = self.equation(equation, operands, joined(scope, str(equation.source_info.name_stack)))
             values.update(zip(equation.outvars, results, strict=True))
             if until in equation.outvars and values[until].origins:
-                return [values.get(atom, Seen(None, NOTHING)) for atom in jaxpr.outvars if is_variable(atom)]
+                return [values.get(atom, Tracked(None, NOTHING)) for atom in jaxpr.outvars if is_variable(atom)]
             for variable in last.get(number, ()):  # what a deep network needs no more is not kept
                 del values[variable]
         return [self._read(values, atom) for atom in jaxpr.outvars]
 
-    def _read(self, values: dict[Any, Seen], atom: Any) -> Seen:
+    def _read(self, values: dict[Any, Tracked], atom: Any) -> Tracked:
         return values[atom] if is_variable(atom) else self.constant(atom.val)
 
-    def equation(self, equation: Any, operands: list[Seen], stack: str) -> list[Seen]:
+    def equation(self, equation: Any, operands: list[Tracked], stack: str) -> list[Tracked]:
         """The results of one operation, or of the program that it calls."""
         name, params = equation.primitive.name, equation.params
         if name in CALLS:
@@ -167,14 +169,14 @@ class Walk:
             results = bound(equation, [operand.value for operand in operands])
         return [self._look(equation, operands, result, i, stack) for i, result in enumerate(results)]
 
-    def scan(self, params: Any, operands: list[Seen], stack: str) -> list[Seen]:
+    def scan(self, params: Any, operands: list[Tracked], stack: str) -> list[Tracked]:
         """A scan, one turn after the other; a turn of a run of blocks gets the scope of its block."""
         body, length = params["jaxpr"], params["length"]
         fixed, carried = scan_arity(params, len(operands))
         consts, carry, columns = operands[:fixed], operands[fixed : fixed + carried], operands[fixed + carried :]
         of_body = [self.constant(c) for c in getattr(body, "consts", ())]
         first = first_of_run(stack)
-        rows: list[list[Seen]] = [[] for _ in range(length)]
+        rows: list[list[Tracked]] = [[] for _ in range(length)]
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inside = stack if first is None else f"{stack}/block_{first + i}"
             out = self.run(
@@ -183,14 +185,14 @@ class Walk:
             carry, rows[i] = out[: len(carry)], out[len(carry) :]
         return [*carry, *(stacked(column) for column in zip(*rows, strict=True))]
 
-    def _look(self, equation: Any, operands: list[Seen], result: Any, number: int, stack: str) -> Seen:
+    def _look(self, equation: Any, operands: list[Tracked], result: Any, number: int, stack: str) -> Tracked:
         if all_finite(result):
-            return Seen(result, NOTHING, stack)
+            return Tracked(result, NOTHING, stack)
         inherited = self._inherited(result, [operand for operand in operands if operand.origins])
         only_constants = all(self.origins[i].constant for i in inherited)
         if inherited and not (only_constants and is_new(result, operands)):
             self._spoil(inherited, operands, stack)
-            return Seen(result, inherited, stack)
+            return Tracked(result, inherited, stack)
         made_by = tuple(operand.stack for operand in operands)
         origin = Origin(stack, equation.primitive.name, made_by, before=largest(operands))
         infinite_half = result.dtype in HALF and bool(jnp.isinf(result).any())
@@ -200,9 +202,9 @@ class Walk:
             origin.plus = origin.minus = 0
         origin.at = self.done
         self._spoil(new, operands, stack)
-        return Seen(result, new, stack)
+        return Tracked(result, new, stack)
 
-    def _inherited(self, result: Any, spoilt: list[Seen]) -> frozenset[int]:
+    def _inherited(self, result: Any, spoilt: list[Tracked]) -> frozenset[int]:
         """The origins that a result has from its operands. What is no constant counts before constants; of constants, where a
         NaN meets a mask of -inf, the NaN."""
         every = NOTHING.union(*(operand.origins for operand in spoilt))
@@ -219,7 +221,7 @@ class Walk:
         self.origins.append(origin)
         return frozenset((len(self.origins) - 1,))
 
-    def _spoil(self, origins: frozenset[int], operands: list[Seen], stack: str) -> None:
+    def _spoil(self, origins: frozenset[int], operands: list[Tracked], stack: str) -> None:
         """Note where origins show first: inputs and constants in the network, all of them in the backward pass."""
         for origin in (self.origins[i] for i in origins):
             if origin.at is None and place(stack):
@@ -323,12 +325,12 @@ def largest_finite(x: Any) -> float | None:
     return float(value) if there else None
 
 
-def largest(operands: Sequence[Seen]) -> float | None:
+def largest(operands: Sequence[Tracked]) -> float | None:
     """Largest finite magnitude over several values."""
     return max((m for operand in operands if (m := largest_finite(operand.value)) is not None), default=None)
 
 
-def is_new(result: Any, operands: Sequence[Seen]) -> bool:
+def is_new(result: Any, operands: Sequence[Tracked]) -> bool:
     """Whether a result is not finite where constants of its operands do not explain it: a NaN out of infinities, or a value
     at a place where all operands are finite."""
     spoilt = [jnp.asarray(operand.value) for operand in operands if operand.origins]
@@ -342,7 +344,7 @@ def is_new(result: Any, operands: Sequence[Seen]) -> bool:
     return bool(jnp.any(~jnp.isfinite(result) & ~explained))
 
 
-def unrounded(equation: Any, operands: Sequence[Seen], dtype: Any, number: int) -> float | None:
+def unrounded(equation: Any, operands: Sequence[Tracked], dtype: Any, number: int) -> float | None:
     """Largest magnitude of the operation's result in float32; None where the primitive cannot be had in it."""
     wide = [
         operand.value.astype(jnp.float32)
@@ -367,17 +369,17 @@ def _row() -> Any:
     return quick_jit(lambda x, i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False))
 
 
-def row(column: Seen, i: int) -> Seen:
+def row(column: Tracked, i: int) -> Tracked:
     """One row of a stacked value."""
     value = _row()(column.value, i)
-    return Seen(value, NOTHING if not column.origins or all_finite(value) else column.origins)
+    return Tracked(value, NOTHING if not column.origins or all_finite(value) else column.origins)
 
 
-def stacked(rows: Sequence[Seen]) -> Seen:
+def stacked(rows: Sequence[Tracked]) -> Tracked:
     """Rows as one value."""
     values = [row.value for row in rows]
     if jax.dtypes.issubdtype(values[0].dtype, jax.dtypes.prng_key):
         whole = jnp.stack(values)
     else:  # on the host: a program that stacks a thousand arrays takes long to compile
         whole = jnp.asarray(np.stack([np.asarray(value) for value in values]))
-    return Seen(whole, NOTHING.union(*(row.origins for row in rows)))
+    return Tracked(whole, NOTHING.union(*(row.origins for row in rows)))

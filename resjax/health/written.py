@@ -44,10 +44,10 @@ def written(probes: Mapping[str, np.ndarray], roles: Sequence[str] = ()) -> list
     if there := [probe for probe in ROLE_PROBES if probe in probes]:
         lines += ["", "weights by role:", *by_block(there, probes, "role", roles)]
     if there := [probe for probe in BLOCK_PROBES if probe in probes]:
-        rows = [[str(block), *(number(probes[probe][block]) for probe in there)] for block in range(depth(probes))]
+        rows = [[str(block), *(four_digits(probes[probe][block]) for probe in there)] for block in range(depth(probes))]
         lines += ["", "whole blocks:", *aligned([["block", *map(title, there)], *rows])]
     if there := [probe for probe in STEP_PROBES if probe in probes]:
-        lines += ["", "ends: " + ", ".join(f"{title(probe)} {number(probes[probe])}" for probe in there)]
+        lines += ["", "ends: " + ", ".join(f"{title(probe)} {four_digits(probes[probe])}" for probe in there)]
     return lines[1:] if lines else ["nothing is measured"]
 
 
@@ -58,7 +58,7 @@ def by_block(wanted: Sequence[str], probes: Mapping[str, np.ndarray], what: str,
         for i, name in enumerate(names):
             values = [probes[probe][block, i] for probe in wanted]
             if what == "site" or not np.isnan(values).all():
-                rows.append([str(block), name, *map(number, values)])
+                rows.append([str(block), name, *map(four_digits, values)])
     return aligned(rows)
 
 
@@ -67,7 +67,7 @@ def depth(probes: Mapping[str, np.ndarray]) -> int:
     return max((len(value) for value in probes.values() if np.ndim(value)), default=0)
 
 
-def number(value: Any) -> str:
+def four_digits(value: Any) -> str:
     """Four digits; '-' where the scheme has no such thing (or it is NaN)."""
     value = float(value)
     return "-" if value != value else f"{value:.4g}"

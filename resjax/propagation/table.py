@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from resjax.health.table import PLAIN_WIDTH, number
+from resjax.health.table import PLAIN_WIDTH, few_digits
 from resjax.propagation.result import Depth, Profile, Study, told
 
 NOT_FINITE = "bold red"
@@ -130,14 +130,14 @@ def _cell(depth: Depth, probe: str, block: int, pos: int | None, spread: bool, i
     if not np.isfinite(mean):  # inf, or nan where the values are not finite; else there is no such thing
         broken = np.isinf(mean) or _broken(depth, block) or probe == "stream_grad"
         return Text(str(mean), style=NOT_FINITE) if broken else Text("-")
-    text = number(mean) + (_spread(profile, at, is_fancy) if spread else "")
+    text = few_digits(mean) + (_spread(profile, at, is_fancy) if spread else "")
     expected = next(
         (one.values[at] for one in depth.theory if one.quantity == probe and one.name == "mean field"), None
     )
     if expected is not None and np.isfinite(expected):
-        text += f" ({number(float(expected))})"
+        text += f" ({few_digits(float(expected))})"
     return Text(text)
 
 
 def _spread(profile: Profile, at: Any, is_fancy: bool) -> str:
-    return f" {'±' if is_fancy else '+-'} {number(float(profile.sd[at]))}"
+    return f" {'±' if is_fancy else '+-'} {few_digits(float(profile.sd[at]))}"

@@ -126,7 +126,7 @@ def architectures(cells: Iterable[Cell]) -> list[Architecture]:
     elsewhere it is a constant, as in an ordinary run.
     """
     cells = [cell for cell in cells if cell.config is not None]
-    varied = [path for path in TRACEABLE if len({number(cell.config, path) for cell in cells}) > 1]
+    varied = [path for path in TRACEABLE if len({program_value(cell.config, path) for cell in cells}) > 1]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(_hash(_form(cell.config, varied)), []).append(cell)
@@ -134,13 +134,17 @@ def architectures(cells: Iterable[Cell]) -> list[Architecture]:
         Architecture(
             name,
             tuple(group),
-            tuple(path for path in varied if path != "seed" and len({number(one.config, path) for one in group}) > 1),
+            tuple(
+                path
+                for path in varied
+                if path != "seed" and len({program_value(one.config, path) for one in group}) > 1
+            ),
         )
         for name, group in groups.items()
     ]
 
 
-def number(config: Any, path: str) -> Any:
+def program_value(config: Any, path: str) -> Any:
     """The value of one of ``TRACEABLE``, of an optimizer's own number also where it is left unset."""
     value = flat(config)[path]
     if path == "optimizer.warmup":
@@ -161,7 +165,7 @@ def _form(config: Any, varied: Iterable[str]) -> dict[str, Any]:
 
 
 def _can_be_taken(config: Any, path: str) -> bool:
-    value = number(config, path)
+    value = program_value(config, path)
     if value is None or (path in SWITCHED and value == 0.0):
         return False
     return path not in GAINS or opened(config, (path,)) is not None

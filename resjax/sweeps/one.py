@@ -32,7 +32,7 @@ FETCHED = 20  # steps whose numbers are fetched at once: often enough to notice 
 
 
 @dataclass
-class Seen:
+class SoFar:
     """What came out of the steps so far.
 
     Attributes:
@@ -99,7 +99,7 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
     """
     began = time.monotonic()
     numbers = shared.numbers(config)
-    seen, looking = Seen(config, wanted), Looking(wanted.looks, config, shared, pipeline)
+    seen, looking = SoFar(config, wanted), Looking(wanted.looks, config, shared, pipeline)
     first = shared.initial(numbers, shared.parts.seen(pipeline.batch))
     state = _steps(first, seen, looking, shared.programs(numbers), pipeline, signals)
     row = close(state, seen, looking, corpus, signals)
@@ -107,7 +107,7 @@ def train(config: Any, shared: Shared, corpus: Corpus, pipeline: Pipeline, signa
 
 
 def close(
-    state: TrainState, seen: Seen, looking: Looking, corpus: Corpus, signals: Signals, loss: float | None = None
+    state: TrainState, seen: SoFar, looking: Looking, corpus: Corpus, signals: Signals, loss: float | None = None
 ) -> dict[str, Any]:
     """The results of a cell from its state after the last step, or after a bad one, and what was seen of the steps; all but the time.
 
@@ -132,7 +132,8 @@ def close(
             seen.curve.append({"step": len(seen.losses), "eval_loss": loss})
         if not np.isfinite(loss):
             error = "the held-out loss is not finite"
-    health = examine(seen.record, config.to_dict(), shared.stream_dtype)
+    logged = [row["loss"] for row in seen.curve if "loss" in row]
+    health = examine(seen.record, config.to_dict(), shared.stream_dtype, logged, corpus.baselines.bigram)
     cosine = float(seen.record["token_cosine"][-1, -1, -1]) if "token_cosine" in seen.record else None
     row: dict[str, Any] = {
         "status": DIVERGED if error else DONE,
@@ -178,7 +179,7 @@ def spikes(losses: list[float]) -> dict[str, Any]:
 
 
 def _steps(
-    state: TrainState, seen: Seen, looking: Looking, programs: Programs, pipeline: Pipeline, signals: Signals
+    state: TrainState, seen: SoFar, looking: Looking, programs: Programs, pipeline: Pipeline, signals: Signals
 ) -> TrainState:
     """The state after the last step, or after a bad one. Numbers are fetched while later steps compute."""
     config, curves = seen.config, seen.wanted.curves

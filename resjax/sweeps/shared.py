@@ -12,7 +12,7 @@ import numpy as np
 from resjax.config.scheme import opened
 from resjax.scale.mesh import by_rows, replicated
 from resjax.scale.program import stream_dtype
-from resjax.sweeps.cells import Architecture, number
+from resjax.sweeps.cells import Architecture, program_value
 from resjax.train.assemble import Parts, assemble, quick_start
 from resjax.train.numbers import GAINS, knobs, with_numbers
 from resjax.train.program import STREAM, Programs, tokens
@@ -99,7 +99,7 @@ class Shared:
 
     def numbers(self, config: Any) -> Numbers:
         """What the programs take of a cell."""
-        found: dict[str, np.generic] = {path: np.float32(number(config, path)) for path in self.traced}
+        found: dict[str, np.generic] = {path: np.float32(program_value(config, path)) for path in self.traced}
         return found | {"seed": np.uint32(config.seed)}
 
     def programs(self, numbers: Numbers) -> Programs:

@@ -20,7 +20,7 @@ from resjax.errors import Refused
 from resjax.scale.mesh import replicated
 from resjax.scale.program import stream_dtype
 from resjax.sweeps.cells import Architecture, Cell
-from resjax.sweeps.one import FETCHED, Seen, close
+from resjax.sweeps.one import FETCHED, SoFar, close
 from resjax.sweeps.shared import Functions, Numbers, Shared
 from resjax.sweeps.subject import Looking
 from resjax.sweeps.wanted import Wanted
@@ -236,7 +236,7 @@ class _Run:
         self.placed = group.put(self.numbers)
         seen = [group.shared.parts.seen(lane.pipeline.batch) for lane in self.lanes]
         self.state = group.initial(self.placed, None if seen[0] is None else group.put(seen))
-        self.seen = [Seen(cell.config, wanted) for cell in cells]
+        self.seen = [SoFar(cell.config, wanted) for cell in cells]
         self.looking = [Looking(wanted.looks, cell.config, group.shared, cell.pipeline) for cell in cells]
         self.curves = wanted.curves
         self.open = list(range(len(cells)))

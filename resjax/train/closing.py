@@ -53,6 +53,8 @@ def summarize(
     losses = [row["loss"] for row in rows if "loss" in row]
     evaluations = [row["eval_loss"] for row in rows if "eval_loss" in row]
     speeds = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
+    record = HealthRecord.load(folder.health)
+    health = examine(record, config.to_dict(), programs.stream_dtype, losses, corpus.baselines.bigram)
     summary = {
         "status": status,
         "steps": int(state.step),
@@ -63,9 +65,7 @@ def summarize(
         "compile_seconds": programs.seconds,
         "param_hash": tree_hash(state.params),
         "stream_dtype": programs.stream_dtype,
-        "health": located(
-            examine(HealthRecord.load(folder.health), config.to_dict(), programs.stream_dtype), more.get("nonfinite")
-        ),
+        "health": located(health, more.get("nonfinite")),
         **more,
     }
     write_json(folder.summary, summary)

@@ -25,7 +25,7 @@ from resjax.watch.tap import held, of_site
 PULLED = ("unit", "lengths", "along", "squares", "passed")  # what a gradient leaves at an add; see Pulling
 
 
-class Seen(NamedTuple):
+class Surveyed(NamedTuple):
     """One add of a trace: shapes and dtypes only.
 
     Attributes:
@@ -52,7 +52,7 @@ class Surveying(Hearer):
     """
 
     def __init__(self, plan: Plan):
-        self.plan, self.adds, self.mapped = plan, list[Seen](), False
+        self.plan, self.adds, self.mapped = plan, list[Surveyed](), False
         self.contrary: tuple[str, str] | None = None
         self._last: tuple[Any, int] = (None, -1)  # block and site of the add before
 
@@ -66,7 +66,7 @@ class Surveying(Hearer):
         change = add.kept is None
         dtype = jnp.promote_types(add.after.dtype, add.beside.dtype)
         self.adds.append(
-            Seen(add.site, add.after.shape, dtype, change or add.join is plain, change or add.join is not None)
+            Surveyed(add.site, add.after.shape, dtype, change or add.join is plain, change or add.join is not None)
         )
         mark = jax.custom_batching.custom_vmap(lambda x: x)
 

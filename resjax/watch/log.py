@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from resjax.errors import Refused
-from resjax.health.findings import examine
-from resjax.health.record import HealthRecord, drop_after
+from resjax.health.findings import examine, section
+from resjax.health.record import HealthRecord, Stream, drop_after
 from resjax.health.report import write_report
 from resjax.train.writers import JsonlWriter, from_json, read_json, read_metrics, to_json, write_json
 from resjax.watch import kept
-from resjax.watch.plan import Taps, row, stream_dtype
+from resjax.watch.plan import Taps, row, stream_dtype, stream_width
 
 MARK = {"recorded_by": "resjax.watch"}
 SUMMED_ROWS = 10  # rows that the summary's training loss is the mean of
@@ -31,9 +31,10 @@ class Log:
       after: drop rows of later steps first: the run goes on from a state of that step.
       save_every: recorded steps after which probes are written; those of a run that is killed before are lost.
       sites: names of a block's sites; needed for probes that come as arrays, since taps know theirs.
+      width: length of the stream's last axis; needed likewise.
 
     Raises:
-      Refused: the folder holds something else, or another config.
+      Refused: the folder holds something else, another config, or probes of other sites or another width.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class Log:
         after: int | None = None,
         save_every: int = 20,
         sites: Sequence[str] | None = None,
+        width: int | None = None,
     ):
-        if save_every < 1:
-            raise Refused(f"save_every is {save_every}, and has to be a number from 1")
+        for name, given in (("save_every", save_every), ("width", width)):
+            if given is not None and given < 1:
+                raise Refused(f"{name} is {given}, and has to be a number from 1")
         self.folder, self._save_every = Path(folder), save_every
         self._start(config)
         self._metrics = JsonlWriter(self.folder / "metrics.jsonl")
@@ -54,13 +57,13 @@ class Log:
             drop_after(self.folder / "health", after)
             kept.drop_after(self.folder / "studies", after)
         done = HealthRecord.load(self.folder / "health")
-        self._record = HealthRecord(done.sites)
+        self._record = HealthRecord(done.sites, stream=done.stream)
         if sites is not None:
             self._named(tuple(sites))
+        self._is(width or 0)
         self._shapes = {name: done[name].shape[1:] for name in done}
         self._probed = int(done.steps[-1]) if len(done) else None
         self._last = max((row["step"] for row in self.rows), default=None)
-        self._dtype: str | None = None
         self._closed = False
 
     def _start(self, config: Mapping[str, Any] | None) -> None:
@@ -117,7 +120,7 @@ class Log:
         values = row(found) if isinstance(found, Taps) else dict(found or {})
         if isinstance(found, Taps) and values:
             self._named(found.plan.sites)
-            self._dtype = stream_dtype(found) or self._dtype
+            self._is(stream_width(found), stream_dtype(found) or "")
         if values:
             self._append(step, values | dict(probes or {}))
         if metrics:
@@ -131,6 +134,15 @@ class Log:
         if held and held != sites:
             raise Refused(f"the sites are {', '.join(sites)}, and '{self.folder}' has probes of {', '.join(held)}")
         self._record.sites = sites
+
+    def _is(self, width: int, dtype: str = "") -> None:
+        """What the stream is; nothing where that is not known."""
+        held = self._record.stream
+        if width and held.width and width != held.width:
+            raise Refused(
+                f"the stream is {width} wide, and '{self.folder}' has probes of one that is {held.width} wide"
+            )
+        self._record.stream = Stream(width or held.width, dtype or held.dtype)
 
     def _append(self, step: int, values: Mapping[str, Any]) -> None:
         arrays = {name: np.asarray(value, np.float32) for name, value in values.items()}
@@ -170,8 +182,19 @@ class Log:
         return kept.write(self.folder / "studies", int(step), found)
 
     def examine(self) -> dict[str, Any]:
-        """The verdict on the run so far: see :func:`resjax.health.findings.examine`."""
-        return examine(self.record, read_json(self.folder / "config.json"), self._dtype)
+        """The verdict on the run so far: see :func:`resjax.health.findings.examine`.
+
+        From what the folder holds, as the doctor's: probes, losses, studies of the newest state, baselines of a log that was closed.
+        What ``config`` says of the model does not count.
+        """
+        path = self.folder / "summary.json"
+        return self._examined(read_json(path) if path.is_file() else {})
+
+    def _examined(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        losses = [row["loss"] for row in self.rows if "loss" in row]
+        step, studies = kept.newest(self.folder / "studies", None, [])
+        bigram = section(summary, "baselines").get("bigram")
+        return examine(self.record, {}, None, losses, bigram, studies.get("probes", {}), step)
 
     def report(self) -> Path:
         """Writes ``report.html`` into the folder and returns its path."""
@@ -191,8 +214,8 @@ class Log:
             "steps": self._last or 0,
             "train_loss": fmean(losses[-SUMMED_ROWS:]) if losses else None,
             "eval_loss": held_out[-1] if held_out else None,
-            "stream_dtype": self._dtype,
-            "health": self.examine(),
+            "stream_dtype": self._record.stream.dtype or None,
+            "health": self._examined(more),
             **more,
         }
         write_json(self.folder / "summary.json", summary)

@@ -23,7 +23,7 @@ from resjax.watch.hearers import (
     Measuring,
     Pulling,
     Rounding,
-    Seen,
+    Surveyed,
     Surveying,
 )
 from resjax.watch.plan import GROUPS, Plan, refuse_counts
@@ -151,7 +151,7 @@ class Passes(Spread):
             raise Refused(
                 "the adds stand inside jax.vmap, and a study keeps the stream of a whole batch; let the model take the batch as it is"
             )
-        self.adds: list[Seen] = list(dict.fromkeys(survey.adds))
+        self.adds: list[Surveyed] = list(dict.fromkeys(survey.adds))
         self.has_logits = out.logits is not None
 
     # ------------------------------------------------------------------ as studies ask
@@ -182,7 +182,7 @@ class Passes(Spread):
         return np.concatenate(rows)
 
     @property
-    def stream(self) -> Seen:
+    def stream(self) -> Surveyed:
         """What all adds have in common.
 
         Raises:
@@ -199,7 +199,7 @@ class Passes(Spread):
         return one._replace(dtype=jnp.result_type(*(add.dtype for add in self.adds)))
 
     def need(self, what: str, of: str) -> None:
-        """Refuse unless every add has the property ``of`` of :class:`~resjax.watch.hearers.Seen`."""
+        """Refuse unless every add has the property ``of`` of :class:`~resjax.watch.hearers.Surveyed`."""
         if odd := next((add for add in self.adds if not getattr(add, of)), None):
             raise Refused(f"'{odd.site}' {what}")
 

@@ -139,6 +139,12 @@ def stream_dtype(found: Taps) -> str | None:
     return DTYPES[code - 1] if 0 < code <= len(DTYPES) else None
 
 
+def stream_width(found: Taps) -> int:
+    """Length of the stream's last axis after the last add that was measured; 0 if none was."""
+    widths = _tail(np.asarray(jax.device_get(found.sites)), "width")
+    return int(widths[widths > 0][-1]) if (widths > 0).any() else 0
+
+
 def _tail(values: np.ndarray, name: str) -> np.ndarray:
     return values[..., TAIL.index(name) - len(TAIL)]
 

@@ -20,8 +20,8 @@ from resjax.residual import Flow
 from resjax.residual.precision import rms
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")  # of the stream, told by number: 1 for the first
-# What follows the probes in a tap's vector: the gradient norm; how often the tap was passed; whether it measured; the dtype.
-TAIL = ("gradient", "adds", "on", "dtype")
+# What follows the probes in a tap's vector: the gradient norm; how often the tap was passed; whether it measured; dtype and width.
+TAIL = ("gradient", "adds", "on", "dtype", "width")
 Parts = dict[str, jax.Array]
 
 
@@ -113,7 +113,8 @@ def _backward(kind: Kind, kept: tuple, gradient: jax.Array) -> tuple[jax.Array, 
     on, probes, code = kept
     size = _pooled("gradient")(on, {"after": gradient})
     seen = on.astype(jnp.float32)
-    return gradient, None, jnp.concatenate([probes, size, jnp.stack([jnp.ones_like(seen), seen, code * seen])])
+    tail = jnp.stack([jnp.ones_like(seen), seen, code * seen, gradient.shape[-1] * seen])
+    return gradient, None, jnp.concatenate([probes, size, tail])
 
 
 _tap.defvjp(_forward, _backward)

@@ -8,7 +8,7 @@ import numpy as np
 from resjax.health import figures
 from resjax.health.comparison import Comparison
 from resjax.health.comparison.side import PROBES, Side
-from resjax.health.figure import Figure
+from resjax.health.figure import Figure, along
 from resjax.health.report import LOSS_HEIGHT
 
 HEIGHT = 236  # pixels, of a chart over depth
@@ -86,9 +86,8 @@ def chart(figure: Figure, kind: str, lines: Sequence[tuple[int, str, dict[str, l
     drawn = []
     for run, name, of in lines:
         values = np.array(list(of.values())).T  # (block, site)
-        places = np.arange(values.size) / values.shape[1]
-        if not same:
-            places = (np.arange(values.size) + 0.5) / values.size
+        each = values.shape[1]
+        places = along(np.arange(values.size) / each, 1 / each, None if same else len(values))
         drawn.append(figures.curve(places, values.reshape(-1), name) | {"run": run})
     title = figure.title + (f", {kind}" if kind else "")
     made = figures.chart(

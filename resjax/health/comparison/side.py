@@ -12,7 +12,7 @@ import numpy as np
 from resjax.health.diagnosis.case import Case
 from resjax.health.findings import examine, section
 from resjax.health.reading import LAST_ROWS, at_end
-from resjax.health.report import BASELINES, number
+from resjax.health.report import BASELINES, unquoted
 from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score, steps_to_target
 
 SPAN = 20  # steps that a loss is the mean of where it is held against a target
@@ -99,7 +99,10 @@ class Side:
 
     def health(self) -> dict[str, Any]:
         """Verdict and findings, as the run's summary has them; of one that has none, worked out."""
-        found = section(self.case.summary, "health") or examine(self.case.record, self.case.config, self.case.dtype)
+        case = self.case
+        found = section(case.summary, "health") or examine(
+            case.record, case.config, case.dtype, self.losses[1].tolist(), case.baseline("bigram")
+        )
         findings = [dict(one) for one in found.get("findings") or [] if isinstance(one, Mapping)]
         return {"verdict": str(found.get("verdict")), "findings": findings}
 
@@ -122,7 +125,7 @@ class Side:
     def last(self, key: str, logged: str) -> float | None:
         """A number of the summary; without one, of the last row that has it."""
         found = self.case.series(logged)[1]
-        value = number(self.case.summary.get(key, found[-1] if len(found) else None))
+        value = unquoted(self.case.summary.get(key, found[-1] if len(found) else None))
         return float(value) if isinstance(value, int | float) else None
 
     def as_dict(self, target: float) -> dict[str, Any]:

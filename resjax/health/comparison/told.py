@@ -14,7 +14,7 @@ from resjax.health.comparison import Comparison
 from resjax.health.comparison.settings import shown
 from resjax.health.comparison.side import PROBES, SPAN, UNFINISHED
 from resjax.health.report import BASELINES
-from resjax.health.table import new_table, number, print_table, table_width, terminal
+from resjax.health.table import few_digits, new_table, print_table, table_width, terminal
 
 COLUMNS = 5  # more runs than these are rows
 Run = Mapping[str, Any]
@@ -128,7 +128,7 @@ def three(values: Sequence[float] | None) -> str:
     if not values:
         return "-"
     places = sorted({0, len(values) // 2, len(values) - 1})
-    return "  ".join(number(values[place]) if np.isfinite(values[place]) else "-" for place in places)
+    return "  ".join(few_digits(values[place]) if np.isfinite(values[place]) else "-" for place in places)
 
 
 # ---- on a terminal

@@ -40,7 +40,7 @@ def saturated(case: Case) -> list[Finding]:
         case.last_step,
         f"largest logit {logit[worst]:.3g}, entropy {entropy[worst]:.2g} of its largest",
         "Look at the norms of the query and key matrices; normalise queries and keys (model.qk_norm=True) or lower the rate.",
-        "a softmax that sees one key passes no gradient to the others, and logits like these come before a loss that diverges "
+        "a softmax that sees one key passes no gradient to the others, and logits and entropies like these go with a loss that diverges "
         "(Dehghani et al. 2023, 2302.05442; Zhai et al. 2023, 2303.06296)",
         "attention_largest_logit",
         float(logit[worst]),
@@ -74,8 +74,8 @@ def entropy_collapse(case: Case) -> list[Finding]:
         "Look first at which key it is: a layer whose heads rest on the first token (an attention sink) reads the same, and trained "
         "language models have such. Else look at the largest logits and the norms of the query and key matrices; normalise queries and "
         "keys (model.qk_norm=True), or lower the rate.",
-        "attention to single keys moves in jumps and passes no gradient to the keys that it does not see; training with it turns unstable "
-        "(Zhai et al. 2023, 2303.06296)",
+        "attention to single keys moves in jumps and passes no gradient to the keys that it does not see; entropies this low go with a "
+        "loss that oscillates or diverges (Zhai et al. 2023, 2303.06296)",
         "attention_entropy",
         float(entropy[worst]),
         (COLLAPSED_ENTROPY, None),
@@ -113,8 +113,8 @@ def uniform(case: Case) -> list[Finding]:
             f"mean entropy over heads and queries at least {lowest:.4f} of its largest at every depth",
             "Look at the gradients of the query and key matrices, and at the token cosine: of tokens that are all alike no key can be told "
             "from another.",
-            "attention that averages all keys alike has learned nothing of them; without skips it takes from the tokens what tells them "
-            "apart (Noci et al. 2022, 2206.03126)",
+            "attention that averages all keys alike has learned nothing of them; where it makes tokens alike, the gradients of queries and "
+            "keys vanish (Noci et al. 2022, 2206.03126)",
             "attention_entropy",
             lowest,
             (None, UNIFORM_ENTROPY),

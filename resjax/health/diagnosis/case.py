@@ -10,7 +10,7 @@ import numpy as np
 from resjax.config.kept import fields
 from resjax.config.tree import to_dict
 from resjax.errors import Refused, nearest
-from resjax.health.findings import section
+from resjax.health.findings import dtype_of, section
 from resjax.health.reading import end_of
 from resjax.health.record import HealthRecord
 from resjax.health.report import read_json, read_metrics
@@ -56,6 +56,16 @@ class Case:
     def scheme(self) -> str:
         """Name of the residual scheme; empty where there is none to know."""
         return str(section(self.config, "residual").get("name") or "")
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the model: as configured, else as many as there are probes of; 0 where nothing says so."""
+        probes = [
+            *(self.record[name][0] for name in self.record if len(self.record)),
+            *self.studies.get("probes", {}).values(),
+        ]
+        counted = [len(one) for one in map(np.asarray, probes) if one.ndim]
+        return int(section(self.config, "model").get("depth") or max(counted, default=0))
 
     def has(self, *probes: str) -> bool:
         """Whether all these probes were recorded, and something was."""
@@ -113,7 +123,7 @@ def recorded_in(folder: str) -> Case:
         rows=rows,
         summary=summary,
         nonfinite=met_in(path, summary, notes),
-        dtype=str(summary.get("stream_dtype") or section(config, "precision").get("stream") or "float32"),
+        dtype=dtype_of(record, config, summary.get("stream_dtype")),
         path=str(path),
         notes=notes,
     )

@@ -2,31 +2,24 @@
 
 import numpy as np
 
+from resjax.health.collapse import below_bigram
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.finding import Finding
 from resjax.health.findings import section
 from resjax.health.reading import since
-from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score
+from resjax.health.series import ENOUGH, TAIL, in_whole_run, last_loss, spacing, spike_episodes, spike_score
 
-TAIL = 0.05  # of the run: what its last loss is the mean of
 DIVERGED = 0.05  # nats above the first loss, from which a run has diverged
 NEAR_FLOOR = 0.03  # nats from a baseline, within which a loss rests on it
 CLIPPED = 0.9  # share of the steps of a clipped gradient, from which the clipping sets the size of every step
-SHORTEST = 20  # logged losses, fewer tell nothing
 
 
 def examined(case: Case) -> list[Finding]:
     """All findings of the loss curve."""
     steps, loss = case.series("loss")
-    if len(loss) < SHORTEST:
+    if len(loss) < ENOUGH:
         return []
     return [*diverged(case, steps, loss), *spikes(case, steps, loss), *frequencies(case, steps, loss)]
-
-
-def last_loss(loss: np.ndarray) -> float:
-    """Mean of the last twentieth of the finite losses."""
-    finite = loss[np.isfinite(loss)]
-    return float(finite[-max(1, round(TAIL * len(finite))) :].mean()) if len(finite) else np.nan
 
 
 def diverged(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
@@ -92,14 +85,8 @@ def spikes(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:
 
 
 def learned(case: Case) -> str:
-    """That the loss shows tokens to reach the head apart, in words; empty where it does not, or is not known."""
-    floor, (_, loss) = case.baseline("bigram"), case.series("loss")
-    last = last_loss(loss) if len(loss) >= SHORTEST else np.nan
-    return (
-        f"the loss of {last:.3f} nats is below the bigram baseline of {floor:.3f}"
-        if floor is not None and last < floor
-        else ""
-    )
+    """That the loss shows tokens to reach the head apart, in words; see :func:`below_bigram`."""
+    return below_bigram(case.series("loss")[1], case.baseline("bigram"))
 
 
 def frequencies(case: Case, steps: np.ndarray, loss: np.ndarray) -> list[Finding]:

@@ -9,7 +9,7 @@ from resjax.health.diagnosis import Diagnosis, healthy
 from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.panels import BLOCK, SHARE, Line, Panel, Range, told
 from resjax.health.diagnosis.starts import start_band
-from resjax.health.figure import Figure
+from resjax.health.figure import Figure, along
 from resjax.health.reading import at_end, at_start
 
 RATIO_CLAIMED = ("update_ratio", "update_ratio_block")
@@ -17,7 +17,7 @@ RUNS = (("q0", "first"), ("q2", "second"))  # how a run's line and its range loo
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class RunProbe:
     """A probe of one run.
 
     Attributes:
@@ -36,13 +36,13 @@ class Seen:
         """The values of one kind of site or role; without a kind all of them, in the order of depth."""
         return profile[:, self.names.index(kind)] if kind else profile.reshape(-1)
 
-    def places(self, kind: str) -> np.ndarray:
-        """Where they stand on the axis of blocks."""
-        per_block = 1 if kind else self.end.size // len(self.end)
-        return np.arange(len(self.end) * per_block) / per_block
+    def places(self, kind: str, share: bool) -> np.ndarray:
+        """Where they stand on the axis of blocks, or on that of the share of the depth."""
+        each = 1 if kind else self.end.size // len(self.end)
+        return along(np.arange(len(self.end) * each) / each, 1 / each, len(self.end) if share else None)
 
 
-def seen(case: Case, probe: str) -> Seen | None:
+def run_probe(case: Case, probe: str) -> RunProbe | None:
     """A probe as the run recorded it, else as the study of its state found it; None where neither has a value."""
     record = case.record
     if probe in record and len(record):
@@ -50,17 +50,17 @@ def seen(case: Case, probe: str) -> Seen | None:
         if np.isfinite(values).any() and values.ndim > 1:
             names = record.axis_names(probe, values.shape[-1]) if values.ndim == 3 else ()
             steps = f"step {record.steps[0]}", f"at the end (step {record.steps[-1]})"
-            return Seen(at_start(values), at_end(values), names, *steps)
+            return RunProbe(at_start(values), at_end(values), names, *steps)
     found = np.asarray(case.studies.get("probes", {}).get(probe, np.nan), np.float64)
     if not found.ndim or not np.isfinite(found).any():
         return None
     names = record.site_names(found.shape[-1]) if found.ndim == 2 else ()
-    return Seen(None, found, names, "", f"at step {case.state}")
+    return RunProbe(None, found, names, "", f"at step {case.state}")
 
 
 def panels(figure: Figure, runs: Sequence[Diagnosis], names: Sequence[str]) -> list[Panel]:
     """The panels of one probe: one a kind of site or role, or one of all sites, or of blocks."""
-    found = [seen(one.case, figure.probe) for one in runs]
+    found = [run_probe(one.case, figure.probe) for one in runs]
     there = [one for one in found if one is not None]
     if not there:
         return []
@@ -72,7 +72,7 @@ def panels(figure: Figure, runs: Sequence[Diagnosis], names: Sequence[str]) -> l
 
 
 def panel(
-    figure: Figure, kind: str, runs: Sequence[Diagnosis], names: Sequence[str], found: Sequence[Seen | None]
+    figure: Figure, kind: str, runs: Sequence[Diagnosis], names: Sequence[str], found: Sequence[RunProbe | None]
 ) -> Panel:
     """One of them."""
     lines, ranges, missing = [], [], []
@@ -81,8 +81,7 @@ def panel(
         if one is None or (kind and kind not in one.names):
             missing.append(f"{name}: {'not recorded' if one is None else 'has no such site or role'}")
             continue
-        at = one.places(kind)
-        at = at if same else (np.arange(len(at)) + 0.5) / len(at)
+        at = one.places(kind, share=not same)
         span = reference(figure.probe, run, one) if figure.scale == "log" else None
         if len(runs) == 1:
             if one.start is not None:
@@ -110,7 +109,7 @@ def panel(
     )
 
 
-def reference(probe: str, diagnosis: Diagnosis, one: Seen) -> tuple[np.ndarray, np.ndarray, str] | None:
+def reference(probe: str, diagnosis: Diagnosis, one: RunProbe) -> tuple[np.ndarray, np.ndarray, str] | None:
     """The range of a probe at the end, low and high: how healthy runs changed, from where this one's scheme starts; else where it starts.
 
     None where its start was not measured.

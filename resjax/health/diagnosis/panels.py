@@ -23,12 +23,13 @@ MINUS = "\u2212"
 @dataclass(frozen=True, eq=False)
 class Line:
     """One line: values by block (NaN where there is none), its name and its look: of a time 'early' or 'late'; of one of several
-    runs or quantities 'q0' to 'q4'."""
+    runs or quantities 'q0' to 'q4'. ``each``: how many of its values a block has."""
 
     name: str
     values: np.ndarray
     look: str
     blocks: np.ndarray | None = None
+    each: int = 1
 
     def places(self) -> np.ndarray:
         """Where its values stand on the axis of blocks: their own number where nothing else is said."""
@@ -243,7 +244,7 @@ def _legend(panel: Panel, frame: Frame) -> str:
     return "".join(keys)
 
 
-def number(value: float) -> str:
+def tick_text(value: float) -> str:
     """A tick's text."""
     if value == 0:
         return "0"
@@ -263,12 +264,12 @@ def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
         decades = range(ceil(low - 1e-9), floor(high + 1e-9) + 1)
         if len(decades) >= 3:
             every = max(1, round(len(decades) / 6))
-            return [(float(e), number(10.0**e)) for e in decades if e % every == 0]
+            return [(float(e), tick_text(10.0**e)) for e in decades if e % every == 0]
         for digits in ((1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
             found = [e + log10(d) for e in range(floor(low), ceil(high) + 1) for d in digits]
             found = [at for at in found if low <= at <= high]
             if len(found) >= 3:
-                return [(at, number(float(f"{10**at:.2g}"))) for at in found]
+                return [(at, tick_text(float(f"{10**at:.2g}"))) for at in found]
         return [(log10(value), text) for value, text in _even(10**low, 10**high, 4) if value > 0]
     return _even(low, high, 5)
 
@@ -278,7 +279,7 @@ def _even(low: float, high: float, count: int) -> list[tuple[float, str]]:
     base = 10.0 ** floor(log10(rough)) if rough > 0 else 1.0
     step = next(m * base for m in (1, 2, 5, 10) if m * base >= rough * 0.999)
     return [
-        (i * step, number(float(f"{i * step:.8g}")))
+        (i * step, tick_text(float(f"{i * step:.8g}")))
         for i in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
     ]
 
@@ -311,8 +312,8 @@ def matrix(
         (LEFT, HEIGHT - BOTTOM + 16, "start", str(first)),
         (right, HEIGHT - BOTTOM + 16, "end", str(last)),
         (LEFT + side / 2, HEIGHT - 6, "middle", BEFORE),
-        (right + 46, TOP + 9, "start", number(span[1])),
-        (right + 46, TOP + side, "start", number(span[0])),
+        (right + 46, TOP + 9, "start", tick_text(span[1])),
+        (right + 46, TOP + side, "start", tick_text(span[0])),
     )
     texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in marks)
     texts += f'<text text-anchor="middle" transform="translate(14 {TOP + side / 2}) rotate(-90)">{BEFORE}</text>'

@@ -151,7 +151,7 @@ QK_NORM = Remedy(
     fixed(model__qk_norm="true"),
 )
 DECAY = Remedy(
-    "recipe", "weight decay", "D'Angelo et al. 2023 (2310.04415)", fixed(optimizer__weight_decay="0.1"), True
+    "recipe", "weight decay", "Andriushchenko et al. 2023 (2310.04415)", fixed(optimizer__weight_decay="0.1"), True
 )
 FLOAT32 = Remedy("precision", "a float32 stream", "NVIDIA/Megatron-LM#3504", fixed(precision__stream="float32"), True)
 BFLOAT16 = Remedy(
@@ -164,7 +164,7 @@ BFLOAT16 = Remedy(
 PASS_OVER = Remedy(
     "recipe",
     "pass over steps that are not finite",
-    "Micikevicius et al. 2018 (1710.03740)",
+    "optax.apply_if_finite (The DeepMind JAX Ecosystem, 2020)",
     fixed(train__on_nonfinite="skip"),
     True,
 )

@@ -21,7 +21,7 @@ from resjax.health.diagnosis.panels import (
     side_by_side,
     told,
 )
-from resjax.health.findings import section
+from resjax.health.figure import along
 
 Study = dict[str, Any]
 RUNS = ("q0", "q2")  # how the lines of the first and of the second run look
@@ -118,7 +118,7 @@ def titled(panel: Panel, name: str) -> Panel:
 
 def overlaid(panels: Sequence[Panel], cases: Sequence[Case], names: Sequence[str]) -> Panel:
     """The panels of several runs as one; over the share of the depth where their depths differ."""
-    depths = [depth_of(case) for case in cases]
+    depths = [case.depth for case in cases]
     same = len(set(depths)) == 1 or not all(depths)
     lines, missing = [], []
     for panel, name, look, depth in zip(panels, names, RUNS, depths, strict=False):
@@ -126,14 +126,10 @@ def overlaid(panels: Sequence[Panel], cases: Sequence[Case], names: Sequence[str
         if not told(panel):
             continue
         for line in panel.lines:
-            at = line.places() if same else line.places() / depth
+            extent = 0.0 if panel.axis == BEFORE else 1 / line.each
+            at = along(line.places(), extent, None if same else depth)
             lines.append(Line(f"{name}: {line.name}", line.values, look, at))
     return replace(panels[0], lines=lines, missing=missing, axis=panels[0].axis if same else SHARE)
-
-
-def depth_of(case: Case) -> int:
-    """Blocks of a run's model; 0 where nothing says so."""
-    return int(section(case.config, "model").get("depth") or 0)
 
 
 # ---- what each study has to show
@@ -185,8 +181,8 @@ def bits(found: Study, case: Case) -> list[Line]:
     for i, name in enumerate(("bfloat16", "float16")):
         if name in found["formats"]:
             arrived = np.asarray(found["formats"][name]["effective_bits"], np.float64)
-            at = np.arange(arrived.size) / max(1, arrived.size // len(arrived))
-            made.append(Line(name, arrived.reshape(-1), f"q{i}", at))
+            each = max(1, arrived.size // len(arrived))
+            made.append(Line(name, arrived.reshape(-1), f"q{i}", np.arange(arrived.size) / each, each))
     return made
 
 

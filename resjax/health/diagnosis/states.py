@@ -128,8 +128,7 @@ def massive(case: Case) -> list[Finding]:
             f"magnitude {largest[worst]:.3g} after block {worst}, {times[worst]:.3g} times the median, at position "
             f"{int(np.asarray(study['position'])[worst])}",
             "Keep the stream in float32 or bfloat16, and quantise with care; they often are attention's way of doing nothing.",
-            "a few elements this large set the norms of their tokens and, in low precision, the resolution of all adds (Sun et al. 2024, "
-            "2402.17762)",
+            "a few elements this large set the norms of their tokens and, in low precision, the resolution of all adds",
             "largest over median magnitude",
             float(times[worst]),
             (None, MASSIVE_RATIO),

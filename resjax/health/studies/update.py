@@ -1,4 +1,4 @@
-"""How far does one optimizer step move what the model says? The update magnitude that DeepNet bounds (2203.00555; M18)."""
+"""How far does one optimizer step move what the model says? The magnitude that DeepNet bounds, Wang et al. 2022 (2203.00555; M18)."""
 
 from typing import Any
 
