@@ -43,9 +43,7 @@ def rule(fields: Mapping[str, Any], curves: bool = False) -> float:
     step = STEP + slices * beside + 3.5 * forward  # backward twice, and half of forward again
     every = fields["train.eval_every"]
     evaluations = 1 + ((steps - 1) // every if curves and every > 0 else 0)
-    return steps * step + evaluations * fields["train.eval_batches"] * (
-        STEP + 0.3 * beside + forward
-    )
+    return steps * step + evaluations * fields["train.eval_batches"] * (STEP + 0.3 * beside + forward)
 
 
 @dataclass(frozen=True)
