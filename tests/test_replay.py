@@ -1,10 +1,12 @@
 """Is a step that is done again the step that was, and is the run left as it is?"""
 
+import gc
 import json
 import shlex
 import shutil
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -290,6 +292,66 @@ def test_out_is_written_and_nothing_else(whole, tmp_path, capfd):
     code, out, _ = said(capfd, whole, "--step=6", "--json", f"--out={tmp_path}/made/here")
     assert code == 0 and files(whole) == before
     assert parse((tmp_path / "made/here/replay.json").read_text()) == parse(out)
+
+
+# ------------------------------------------------------------------ what it holds
+
+
+def live_bytes():
+    """Bytes of all arrays on the device; of two that share a buffer, once."""
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if not x.is_deleted()}.values())
+
+
+@pytest.mark.usefixtures("usual")
+@pytest.mark.parametrize("what", ["the same", "another number", "not finite"])
+def test_two_states_on_the_device_at_most(what, whole, once, tmp_path, monkeypatch):
+    """Bytes of all live arrays before and after each program, and around the search operation by operation, in whole states."""
+    folder = once if what == "not finite" else whole
+    if what == "another number":
+        folder = tmp_path / "run"
+        shutil.copytree(whole, folder)
+        text = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in text]
+        changed = [row | {"loss": row["loss"] + 1e-3} if row["step"] == 13 and "loss" in row else row for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+    held: list[tuple[str, float]] = []
+
+    def held_by(name, f):
+        def called(*arguments):
+            held.append((name, live()))
+            result = f(*arguments)
+            held.append((f"after {name}", live()))
+            return result
+
+        return called
+
+    def live():
+        return (live_bytes() - before) / size
+
+    original = rebuild.compile_step
+
+    def compiled(parts, *more):
+        program = original(parts, *more)
+        return replace(program, step=held_by("the step", program.step))
+
+    again = Again.of(folder)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(again.parts.abstract))
+    monkeypatch.setattr(rebuild, "compile_step", compiled)
+    monkeypatch.setattr(rebuild, "first_nonfinite", held_by("the search", rebuild.first_nonfinite))
+    assert again.program and again.everything
+    gc.collect()
+    before = live_bytes()
+    (done,) = again.replay([7 if what == "not finite" else 13])
+    assert (done.same, done.steady, done.finite) == {
+        "the same": (True, None, True),
+        "another number": (False, True, True),
+        "not finite": (True, None, False),
+    }[what]
+    count = {"the same": 4, "another number": 5, "not finite": 2}[what]
+    names = [name for name, _ in held]
+    assert names.count("the step") == count and ("the search" in names) == (what == "not finite")
+    assert held[0][1] == pytest.approx(1, abs=0.1), "the state itself is seen"
+    assert max(states for _, states in held) < 2.1, held
 
 
 # ------------------------------------------------------------------ steps that were not

@@ -19,6 +19,7 @@ from resjax.train import evidence
 from resjax.train.assemble import Parts, assemble, quick_start
 from resjax.train.checkpoint import Checkpoints, saved_steps
 from resjax.train.forensics import First, first_nonfinite
+from resjax.train.leaves import named, rebuilt, to_hosts
 from resjax.train.program import StepProgram, compile_step, passed_over
 from resjax.train.roles import block_roles
 from resjax.train.runfolder import PACKAGES, RunFolder, fields_of, installed
@@ -274,26 +275,29 @@ class Again:
         return replace(state, cursor=jax.device_put(jnp.int32(int(state.cursor) + past), self.program.whole))
 
     def _step(self, state: TrainState, step: int, tokens: np.ndarray) -> tuple[TrainState, Replayed]:
-        """One step: the state after it, and what it was."""
-        batch, before = self.program.batch(tokens), copied(state)
-        _, everything, probes = self.everything.step(copied(state), batch, np.asarray(True))
-        state, metrics, _ = self.program.step(state, batch, np.asarray(False))
+        """One step: the state after it, and what it was.
+
+        A program takes the buffers of the state that it is given. The state before the step is kept in the memory of the host in
+        between, so that there is one on the device at a time, and two while a step is searched or done twice.
+        """
+        batch, before = self.program.batch(tokens), to_hosts(named(state))
+        everything, probes = self.everything.step(state, batch, np.asarray(True))[1:]
+        state, metrics, _ = self.program.step(self._again(before), batch, np.asarray(False))
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
         measured = {name: float(everything[name]) for name in ("loss", "grad_norm")}
         replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.recorded(step))
         if replayed.same is False:
-            _, twice, _ = self.program.step(copied(before), batch, np.asarray(False))
+            twice = self.program.step(self._again(before), batch, np.asarray(False))[1]
             replayed = replace(replayed, steady=alike(twice, {name: numbers[name] for name in ("loss", "grad_norm")}))
         if not replayed.finite:
-            replayed = replace(replayed, first=first_nonfinite(self.parts, before, tokens))
+            replayed = replace(replayed, first=first_nonfinite(self.parts, self._again(before), tokens))
         if bool(metrics["halted"]):
             state = passed_over(self.program, state, int(metrics["skipped"]))
         return state, replayed
 
-
-def copied(state: TrainState) -> TrainState:
-    """A copy to be given to a program, which takes its state's buffers."""
-    return jax.tree.map(jnp.copy, state)
+    def _again(self, arrays: Mapping[str, np.ndarray]) -> TrainState:
+        """A state out of the memory of the host."""
+        return jax.device_put(rebuilt(arrays, self.parts.abstract), self.program.whole)
 
 
 def vocab_of(config: Any) -> int:
