@@ -78,7 +78,7 @@ class Again:
       notes: what a reader should know, one line each.
       source: what the steps were run from, in words.
       strayed: the first step that was run again on the way and whose numbers are not those recorded; None: there is none.
-      tried: by step, the numbers of the try whose batch was kept; the run may have done the step again with another batch.
+      tried: by step, the numbers of the try that was kept.
     """
 
     folder: RunFolder
@@ -173,14 +173,41 @@ class Again:
             if step > self.last:
                 raise Refused(f"--step is {step}, but the run in '{self.folder.path}' has done {self.last} steps")
 
-    def replay(self, steps: Sequence[int]) -> list[Replayed]:
+    def done_twice(self, step: int) -> bool:
+        """Whether the run did a step again after a try that it did not go on from: after a rollback, or after it was stopped by it."""
+        kept = evidence.report(self.folder.nonfinite, step)
+        if kept is not None and step in self.logged:
+            return not alike(self.logged[step], tried_of(kept))
+        reached = max((*(row["step"] for row in self.rows), *self.saved), default=0)
+        return reached >= step and any(row["step"] < step <= row.get("rolled_back_from", 0) for row in self.rows)
+
+    def which(self, step: int, kept: bool) -> str:
+        """Which of its tries of a step was done again, in a sentence; empty where the run did it once. ``kept``: see :meth:`replay`."""
+        if not self.done_twice(step):
+            return ""
+        if step in self.tried:
+            return f"this is the try of step {step} that was not finite; the run did step {step} again afterwards, which --repeated replays"
+        there = evidence.report(self.folder.nonfinite, step) is not None
+        other = (
+            f"is kept in nonfinite/{step}, which --repeated leaves aside"
+            if there and not kept
+            else "cannot be replayed"
+        )
+        return f"the run did step {step} twice; this is the repeat that it went on from, and the try before {other}"
+
+    def replay(self, steps: Sequence[int], kept: bool = True) -> list[Replayed]:
         """Some steps, in increasing order, done again.
+
+        Args:
+          kept: of the first of them, the try that was not finite and was kept, if there is one; else all as the run went on from.
 
         Raises:
           Refused: see :meth:`check`, :meth:`before`; or a step on the way is not finite this time.
         """
         self.check(steps)
-        state, batch = self.before(steps[0])
+        state, batch = self.before(steps[0], kept)
+        which = (self.which(step, kept) for step in steps)
+        self.notes += [sentence for sentence in which if sentence]
         done = []
         for step in steps:
             state = self._up_to(state, step)
@@ -190,23 +217,23 @@ class Again:
             batch = None
         return done
 
-    def before(self, step: int) -> tuple[TrainState, np.ndarray | None]:
-        """A state at or before ``step``'s start, and the step's batch where it was kept.
+    def before(self, step: int, kept: bool = True) -> tuple[TrainState, np.ndarray | None]:
+        """A state at or before ``step``'s start, and the step's batch where it was kept; ``kept`` False: leave aside what was kept.
 
         Raises:
           Refused: there is no state before it.
         """
         config = self.config.to_dict()
-        kept = evidence.load(self.folder.nonfinite, step, self.parts.abstract, config)
+        found = evidence.load(self.folder.nonfinite, step, self.parts.abstract, config) if kept else None
         place = f"nonfinite/{step}"
-        if kept and kept.state is not None:
+        if found and found.state is not None:
             self.source = f"the state kept in {place}"
-            self._compare_with(step, kept.report)
-            return self._placed(kept.state), kept.batch
+            self.tried[step] = tried_of(found.report)
+            return self._placed(found.state), found.batch
         earlier = [number for number in self.saved if number < step]
-        if kept and (not earlier or earlier[-1] != step - 1):
+        if found and (not earlier or earlier[-1] != step - 1):
             self.notes.append(f"{place} is left aside: the checkpoint of step {step - 1} that belongs to it is gone")
-            kept = None
+            found = None
         checkpoints = Checkpoints(self.folder.checkpoints)
         try:
             for number in reversed(earlier):
@@ -214,12 +241,12 @@ class Again:
                     state, _, _ = checkpoints.restore(number, self.parts.abstract, config=config)
                 except Refused as refused:
                     self.notes.append(str(refused).partition("\n")[0])
-                    kept = None
+                    found = None
                     continue
-                self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if kept else "")
-                if kept:
-                    self._compare_with(step, kept.report)
-                return self._placed(state), kept.batch if kept else None
+                self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if found else "")
+                if found:
+                    self.tried[step] = tried_of(found.report)
+                return self._placed(state), found.batch if found else None
         finally:
             checkpoints.close()
         if self.facts.get("lineage"):
@@ -230,12 +257,6 @@ class Again:
             )
         self.source = "the start of the run"
         return self._placed(self.parts.initial(self.pipeline.batch)), None
-
-    def _compare_with(self, step: int, report: Mapping[str, Any]) -> None:
-        """A try that was kept is compared with its own numbers, not with those of a later one."""
-        self.tried[step] = {name: report[name] for name in ("loss", "grad_norm") if isinstance(report.get(name), float)}
-        if step in self.logged and not alike(self.logged[step], self.tried[step]):
-            self.notes.append(f"this is the try that was not finite; the run did step {step} again with another batch")
 
     def recorded(self, step: int) -> dict[str, float]:
         """The loss and the gradient norm that are known of a step's try."""
@@ -298,6 +319,11 @@ class Again:
     def _again(self, arrays: Mapping[str, np.ndarray]) -> TrainState:
         """A state out of the memory of the host."""
         return jax.device_put(rebuilt(arrays, self.parts.abstract), self.program.whole)
+
+
+def tried_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a try that was kept."""
+    return {name: report[name] for name in ("loss", "grad_norm") if isinstance(report.get(name), float)}
 
 
 def vocab_of(config: Any) -> int:
