@@ -1,6 +1,6 @@
 """Do one step of a run again, unrolled and with everything measured, and name the first non-finite value if there is one.
 
-python -m resjax.replay RUN --step=N [--scanned] [--json] [--out=DIR]
+python -m resjax.replay RUN --step=N [--repeated] [--scanned] [--json] [--out=DIR]
 python -m resjax.replay RUN --spike=K [--scanned] [--json] [--out=DIR]
 """
 
@@ -17,7 +17,7 @@ from resjax.main import Parser, answer, refuse_unknown
 if TYPE_CHECKING:
     from resjax.train.rebuild import Again, Replayed
 
-OPTIONS = ("step", "spike", "scanned", "json", "out", "help")
+OPTIONS = ("step", "spike", "repeated", "scanned", "json", "out", "help")
 PROFILE = ("update_ratio", "stream_rms", "stream_max", "stream_grad")  # compared before, at and after a spike
 
 
@@ -41,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
         help="the K-th spike of the loss, from 1: the profile by depth before it, at its peak and after it",
     )
     made.add_argument(
+        "--repeated",
+        action="store_true",
+        help="of a step that the run did again, as after a rollback: the repeat that it went on from, not the try that was not finite",
+    )
+    made.add_argument(
         "--scanned",
         action="store_true",
         help="measure with the blocks scanned and rematerialised as in the run: where there are so many that unrolled they take long "
@@ -62,6 +67,10 @@ def _replay(words: Sequence[str]) -> int:
     if (arguments.step is None) == (arguments.spike is None):
         both = "say different things; give one of them" if arguments.step is not None else "are both missing; give one"
         raise Refused(f"--step and --spike {both}")
+    if arguments.repeated and arguments.step is None:
+        raise Refused(
+            "--repeated is of --step; --spike is always of the steps that the run went on from: leave --repeated out"
+        )
     if arguments.out == "":
         raise Refused("--out is empty; name a folder, or leave it out")
     from resjax.train.rebuild import Again  # loads JAX
@@ -69,11 +78,17 @@ def _replay(words: Sequence[str]) -> int:
 
     again = Again.of(arguments.run, unrolled=not arguments.scanned)
     if arguments.spike is None:
-        found = again.replay([arguments.step])
+        again.check([arguments.step])
+        if arguments.repeated and not again.done_twice(arguments.step):
+            raise Refused(
+                f"--repeated is of a step that the run did again, and the run in '{again.folder.path}' did step {arguments.step} once; "
+                f"leave it out"
+            )
+        found = again.replay([arguments.step], kept=not arguments.repeated)
         result, lines = of_step(again, found[0]), step_lines(again, found[0])
     else:
         spike = chosen(again, arguments.spike)
-        found = again.replay(around(again, spike))
+        found = again.replay(around(again, spike), kept=False)
         result, lines = of_spike(again, spike, found), spike_lines(again, spike, found)
     text = json.dumps(to_json(result), indent=1, allow_nan=False)
     if arguments.out:

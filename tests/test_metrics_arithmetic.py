@@ -24,6 +24,7 @@ from resjax.health.metrics import (
     swallowed,
     update_error,
 )
+from resjax.residual.precision import plus
 from ways import both_ways, normal
 
 HALF = {"bfloat16": 7, "float16": 10}  # stored bits of the mantissa
@@ -47,6 +48,39 @@ def test_sums_about_100_and_at_the_end_of_float16(way):
     lost = lambda dtype, u: float(way(swallowed)(jnp.full((1, 4), u, dtype), jnp.full((1, 4), 100, dtype)))  # noqa: E731
     assert [lost("float16", u) for u in (0.03125, 0.0313)] == [1, 0]
     assert [lost("bfloat16", u) for u in (0.25, 0.26)] == [1, 0]
+
+
+def stream_add(update: np.ndarray, stream: np.ndarray) -> jax.Array:
+    """The add of a connection."""
+    return plus(jnp.asarray(stream), jnp.asarray(update))
+
+
+def every(dtype: str) -> np.ndarray:
+    """Every finite number of a half precision."""
+    numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
+    return numbers[np.isfinite(numbers.astype(np.float32))]
+
+
+@both_ways
+@pytest.mark.parametrize("add", [stream_add, added], ids=["stream", "figures"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.03125), ("bfloat16", 0.25)])
+def test_what_a_stream_of_100_swallows(dtype, bound, add, way):
+    """X03, of all updates that there are: lost if, and only if, at most half the spacing at 100; the model's own add, and the figures'."""
+    update = every(dtype)
+    size = np.abs(update.astype(np.float32))
+    after = np.asarray(way(add)(update, np.full_like(update, 100))).astype(np.float32)
+    np.testing.assert_array_equal(after == 100, size <= bound)
+    assert sorted({*after[(size > bound) & (size <= 2 * bound)]}) == [100 - 2 * bound, 100 + 2 * bound]
+
+
+@both_ways
+@pytest.mark.parametrize("add", [stream_add, added], ids=["stream", "figures"])
+def test_where_float16_ends(add, way):
+    """X54, of all updates that there are: 65,504 + u is infinite if, and only if, it reaches 65,520."""
+    update = every("float16")
+    after = np.asarray(way(add)(update, np.full_like(update, 65504))).astype(np.float32)
+    np.testing.assert_array_equal(np.isinf(after), update >= 16)
+    assert {*after[(update >= 0) & (update < 16)]} == {65504}
 
 
 @both_ways
@@ -105,10 +139,18 @@ def test_a_thousandth_added_to_one(way):
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("rounding", ["nearest", "truncating", "stochastic"])
 def test_a_power_of_two_changes_no_rounding(rounding, dtype, way):
-    """X07: so that a larger stream does not cure swallowing."""
-    x, u = jnp.asarray(normal(1000), dtype), jnp.asarray(normal(1000, seed=1) * 0.01, dtype)
+    """X07, of all powers that keep float16 within its normal numbers: so that a larger stream does not cure swallowing."""
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1.0, 1.0], (2, 1000))
+    x, u = (
+        jnp.asarray(s * 2 ** rng.uniform(*of, 1000), dtype) for s, of in zip(signs, ((0, 2), (-11, -3)), strict=True)
+    )
     add = way(lambda u, x: added(u, x, None, rounding, jax.random.key(0)))
-    np.testing.assert_array_equal(add(u, x) * 8, add(u * 8, x * 8))
+    want = np.asarray(add(u, x))
+    assert np.any(want == np.asarray(x, np.float32)) or rounding == "stochastic"
+    for k in (-3, -2, -1, 1, 2, 3, 6, 9, 13):
+        factor = jnp.asarray(2.0**k, dtype)
+        np.testing.assert_array_equal(add(u * factor, x * factor), want * 2.0**k)
 
 
 @both_ways

@@ -34,6 +34,19 @@ def test_spike_score_counts_planted_spikes(planted):
     assert spike_score(loss * 1e-3 + 4) == pytest.approx(planted / 100), "neither level nor scale counts"
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_how_near_to_one_another_spikes_are_counted(up):
+    """X49: all of them down to a tenth of the window apart. n in a window add 100 n / window to its variance, so that 10 SD are 7 of
+    the window's at n = window / 96: nearer to one another (at a hundredth of the window, as the protocol has it) they hide one another.
+    """
+    for gap, counted in ((101, True), (50, False), (11, False)):
+        loss, at = noise(10_000), np.arange(1000, 10_000, gap)
+        loss[at] = 10 if up else 10 * (-1) ** np.arange(len(at))
+        found = spike_steps(loss).tolist()
+        assert (found == at.tolist()) == counted
+        assert counted or len(found) < len(at) / 10
+
+
 def test_spike_steps_are_their_definition():
     """Window by window, on a heavy-tailed series of which some is not finite."""
     loss = np.random.default_rng(0).standard_t(2, size=600)

@@ -29,6 +29,7 @@ from resjax.propagation.theory import curves, whole_profiles
 from resjax.residual import CATALOGUE, Context, Init, NormDefaults
 from resjax.train.writers import from_json, parse
 from runs import ROOT, files
+from test_metrics import GPT2
 
 pytestmark = pytest.mark.usefixtures("quick")
 TINY_DEPTHS = ("--depths=2,3", "--seeds=2")
@@ -376,6 +377,14 @@ def test_growth_to_the_same_size_at_every_depth():
     added = q[:, 0] - before
     np.testing.assert_allclose(ratio[1:, 1], np.sqrt((q[:, 1] - q[:, 0]) / q[:, 0])[1:], rtol=1e-6)
     np.testing.assert_allclose(np.ptp(added[1:]), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("depth", "first", "last"), GPT2)
+def test_update_ratios_of_gpt2_by_mean_field(depth, first, last):
+    """X39: what propagate draws for GPT-2's start; 10 %."""
+    sizes = Shape(1024, 128, depth, 768, 12, norms=NormDefaults("layernorm", 1e-5), tied=True)
+    got = expected(CATALOGUE["pre_ln"], sizes, Init("std", std=0.02), 128).update_ratio
+    np.testing.assert_allclose([*got[: len(first)], got[-1]], [*first, last], rtol=0.1)
 
 
 def test_normalised_branches_add_one_each():

@@ -58,6 +58,7 @@ from resjax.train.optimizer import build
 from resjax.train.schedule import schedule
 from resjax.train.state import create
 from resjax.train.step import Recipe, make_step
+from ways import scanned
 
 PRE, POST = CATALOGUE["pre_ln"], CATALOGUE["post_ln"]
 BARE = PRE.but(norm_in=None)
@@ -123,7 +124,7 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
 
 def test_half_precision_adds_about_100():
     """X01 to X03, X54: what float16 and bfloat16 make of a small update on a large stream."""
-    for add in (total, jax.jit(total)):
+    for add in (total, jax.jit(total), scanned(total)):
 
         def sum_of(dtype, a, b, add=add):
             return float(add(jnp.asarray(a, dtype), jnp.asarray(b, dtype)))

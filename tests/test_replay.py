@@ -1,12 +1,16 @@
 """Is a step that is done again the step that was, and is the run left as it is?"""
 
+import functools
+import gc
 import json
 import shlex
 import shutil
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import runs
 from resjax import replay
@@ -292,6 +296,66 @@ def test_out_is_written_and_nothing_else(whole, tmp_path, capfd):
     assert parse((tmp_path / "made/here/replay.json").read_text()) == parse(out)
 
 
+# ------------------------------------------------------------------ what it holds
+
+
+def live_bytes():
+    """Bytes of all arrays on the device; of two that share a buffer, once."""
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if not x.is_deleted()}.values())
+
+
+@pytest.mark.usefixtures("usual")
+@pytest.mark.parametrize("what", ["the same", "another number", "not finite"])
+def test_two_states_on_the_device_at_most(what, whole, once, tmp_path, monkeypatch):
+    """Bytes of all live arrays before and after each program, and around the search operation by operation, in whole states."""
+    folder = once if what == "not finite" else whole
+    if what == "another number":
+        folder = tmp_path / "run"
+        shutil.copytree(whole, folder)
+        text = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in text]
+        changed = [row | {"loss": row["loss"] + 1e-3} if row["step"] == 13 and "loss" in row else row for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+    held: list[tuple[str, float]] = []
+
+    def held_by(name, f):
+        def called(*arguments):
+            held.append((name, live()))
+            result = f(*arguments)
+            held.append((f"after {name}", live()))
+            return result
+
+        return called
+
+    def live():
+        return (live_bytes() - before) / size
+
+    original = rebuild.compile_step
+
+    def compiled(parts, *more):
+        program = original(parts, *more)
+        return replace(program, step=held_by("the step", program.step))
+
+    again = Again.of(folder)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(again.parts.abstract))
+    monkeypatch.setattr(rebuild, "compile_step", compiled)
+    monkeypatch.setattr(rebuild, "first_nonfinite", held_by("the search", rebuild.first_nonfinite))
+    assert again.program and again.everything
+    gc.collect()
+    before = live_bytes()
+    (done,) = again.replay([7 if what == "not finite" else 13])
+    assert (done.same, done.steady, done.finite) == {
+        "the same": (True, None, True),
+        "another number": (False, True, True),
+        "not finite": (True, None, False),
+    }[what]
+    count = {"the same": 4, "another number": 5, "not finite": 2}[what]
+    names = [name for name, _ in held]
+    assert names.count("the step") == count and ("the search" in names) == (what == "not finite")
+    assert held[0][1] == pytest.approx(1, abs=0.1), "the state itself is seen"
+    assert max(states for _, states in held) < 2.1, held
+
+
 # ------------------------------------------------------------------ steps that were not
 
 
@@ -317,20 +381,90 @@ def test_a_step_that_was_passed_over_and_those_after_it(calm, schemes, tmp_path,
     assert later["from"] == "checkpoint 5" and later["same"] is True and later["finite"] is True
 
 
-@pytest.mark.usefixtures("usual")
-def test_after_a_rollback_the_batches_are_those_of_the_run(calm, tmp_path, monkeypatch, capfd):
+def numbers(again):
+    return np.float32(again["loss"]), np.float32(again["grad_norm"])
+
+
+@pytest.fixture(scope="module", params=["at once", "after a kill"])
+def rolled(request, calm, tmp_path_factory):
+    """A run that met a bad batch at step 8, went back to step 5 and on; killed before its next save and continued, or not. Its programs."""
     from test_faults import plant
 
-    with runs.compiled_anew(), monkeypatch.context() as patch:
+    folder, known = tmp_path_factory.mktemp("rolled_back") / "run", {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "KNOWN", known)
         plant(patch, 7)
-        folder = tmp_path / "run"
+        if request.param == "after a kill":
+            with runs.at_batch(13, functools.partial(fails, "as a kill would")):
+                assert run(calm, folder, train__on_nonfinite="rollback") == 1
+            assert runs.steps(folder) == [5] and len(runs.rows(folder, "rolled_back_from")) == 1
         assert run(calm, folder, train__on_nonfinite="rollback") == 0
-        again = told(capfd, folder, "--step=7")
-        assert again["same"] is True and again["from"] == "checkpoint 5"
-        bad = told(capfd, folder, "--step=8")
-        assert bad["from"] == "the state kept in nonfinite/8" and bad["finite"] is False
-        assert bad["nonfinite"]["part"] == "loss" and bad["same"] is True
-        assert any("did step 8 again with another batch" in note for note in bad["notes"])
+    return folder, known
+
+
+@pytest.fixture
+def rolled_back(rolled, usual, monkeypatch):
+    """The folder; the batch is as bad as it was."""
+    from test_faults import plant
+
+    plant(monkeypatch, 7)
+    monkeypatch.setattr(runs, "KNOWN", rolled[1])
+    return rolled[0]
+
+
+def fails(why):
+    raise OSError(why)
+
+
+def test_after_a_rollback_the_batches_are_those_of_the_run(rolled_back, capfd):
+    for step in (7, 12):
+        again = told(capfd, rolled_back, f"--step={step}")
+        assert again["same"] is True and again["from"] == f"checkpoint {step - 2}"
+        assert numbers(again) == numbers(logged(rolled_back, step))
+
+
+def test_both_tries_of_a_step_that_was_done_again_can_be_replayed(rolled_back, capfd):
+    bad = told(capfd, rolled_back, "--step=8")
+    assert bad["from"] == "the state kept in nonfinite/8" and bad["finite"] is False
+    assert bad["nonfinite"]["part"] == "loss" and bad["same"] is True
+    assert bad["notes"] == [
+        "this is the try of step 8 that was not finite; the run did step 8 again afterwards, which --repeated replays"
+    ]
+    good = told(capfd, rolled_back, "--step=8", "--repeated")
+    assert good["from"] == "checkpoint 5" and good["finite"] is True and good["nonfinite"] is None
+    assert good["same"] is True and numbers(good) == numbers(logged(rolled_back, 8))
+    assert good["notes"] == [
+        "the run did step 8 twice; this is the repeat that it went on from, and the try before is kept in nonfinite/8, which "
+        "--repeated leaves aside"
+    ]
+    (note,) = told(capfd, rolled_back, "--step=7")["notes"]
+    assert (
+        note
+        == "the run did step 7 twice; this is the repeat that it went on from, and the try before cannot be replayed"
+    )
+    assert not told(capfd, rolled_back, "--step=9")["notes"], "the rollback came before it"
+
+
+def test_only_a_step_that_was_done_again_has_a_repeat(rolled_back, whole, capfd):
+    for folder, step in ((rolled_back, 9), (whole, 13)):
+        code, out, err = said(capfd, folder, f"--step={step}", "--repeated")
+        assert code == 2 and out == "" and f"did step {step} once; leave it out" in err and err.count("\n") == 1
+
+
+def test_a_study_of_one_more_step_starts_from_the_run_and_not_from_the_try(rolled_back):
+    """The state kept before the bad try of step 8 is not that of the run at step 7."""
+    from resjax.train.subject import Trained
+
+    again = Again.of(rolled_back)
+    kept, _ = again.before(8)
+    trained = Trained(again, 7)
+    trained.__dict__["cursor"] = 10  # there is no checkpoint of step 7 that would say it
+    after = trained.next_model()
+    (done,) = again.replay([8], kept=False)
+    assert done.finite and int(kept.step) == 7 and int(kept.cursor) == 7
+    state, _ = again.before(9)
+    state = again._up_to(state, 9)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(after), state.params)
 
 
 # ------------------------------------------------------------------ refusals
@@ -346,6 +480,7 @@ def test_after_a_rollback_the_batches_are_those_of_the_run(calm, tmp_path, monke
         (["--step=1", "--spike=1"], ["--step and --spike say different things"]),
         (["--spike=1"], ["--spike is 1", "has none in its 20 logged losses"]),
         (["--step=1", "--stap=2"], ["'--stap=2' is no option", "did you mean --step=2?"]),
+        (["--spike=1", "--repeated"], ["--repeated is of --step", "leave --repeated out"]),
         (["--step=1", "--out="], ["--out is empty"]),
     ],
 )

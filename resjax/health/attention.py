@@ -32,14 +32,14 @@ def attention_figures(logits: jax.Array, seen: jax.Array | None = None) -> dict[
         shown &= seen
     count = jnp.sum(shown, axis=-1, dtype=logits.dtype)
     several = count > 1
-    top = jnp.max(jnp.where(shown, logits, -jnp.inf), axis=-1, keepdims=True)
+    top = jnp.max(jnp.where(shown, logits, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     below = jnp.where(shown, logits - top, 0)
     weights = jnp.where(shown, jnp.exp(below), 0)
     whole = jnp.sum(weights, axis=-1)
     entropy = (jnp.log(whole) - jnp.sum(weights * below, axis=-1) / whole) / jnp.log(count)
     mean = jnp.sum(below, axis=-1, keepdims=True) / count[..., None]
     variance = jnp.sum(jnp.where(shown, jnp.square(below - mean), 0), axis=-1) / count
-    largest = jnp.max(jnp.where(shown, jnp.abs(logits), 0))
+    largest = jnp.max(jnp.where(shown, jnp.abs(logits), 0), initial=0)
     return {
         "entropy": token_mean(entropy, several),
         "largest_logit": jnp.where(jnp.isposinf(largest) | ~jnp.any(shown), jnp.nan, largest),
@@ -53,7 +53,10 @@ def merged_figures(parts: Sequence[jax.Array]) -> dict[str, jax.Array]:
     ``parts`` are (..., queries, keys) each, minus infinity where a key is not seen; their keys may differ in number.
     """
     figures = [attention_figures(part) for part in parts]
-    counts = jnp.stack([jnp.sum(jnp.sum(exact(part) != -jnp.inf, axis=-1) > 1) for part in parts]).astype(jnp.float32)
+    shown = [exact(part) != -jnp.inf for part in parts]
+    counts = jnp.stack([jnp.sum(jnp.sum(keys, axis=-1) > 1) for keys in shown]).astype(jnp.float32)
+    some = jnp.stack([jnp.any(keys) for keys in shown])
+    largest = jnp.max(jnp.where(some, jnp.stack([figure["largest_logit"] for figure in figures]), 0))
 
     def mean(values: list[jax.Array]) -> jax.Array:
         rows = jnp.stack(values)
@@ -61,6 +64,6 @@ def merged_figures(parts: Sequence[jax.Array]) -> dict[str, jax.Array]:
 
     return {
         "entropy": mean([figure["entropy"] for figure in figures]),
-        "largest_logit": jnp.max(jnp.stack([figure["largest_logit"] for figure in figures])),
+        "largest_logit": jnp.where(jnp.any(some), largest, jnp.nan),
         "logit_std": jnp.sqrt(mean([jnp.square(figure["logit_std"]) for figure in figures])),
     }

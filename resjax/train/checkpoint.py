@@ -18,13 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from resjax.errors import Refused
 from resjax.train import mismatch, quiet
-from resjax.train.leaves import fingerprint, named, nested, placed, signatures, to_hosts, tree_hash
+from resjax.train.leaves import fingerprint, named, nested, rebuilt, signatures, to_hosts, tree_hash
 from resjax.train.writers import to_json
 
 __all__ = ["FORMAT", "Checkpoints", "NothingToRestore", "tree_hash"]
@@ -264,8 +263,7 @@ class Checkpoints:
             raise Refused(mismatch.message(f"checkpoint {step} in {self.folder} does not fit", differences, fields))
         arrays = self._read_arrays(step, meta)
         self._known.add(step)
-        leaves = [placed(arrays[path], leaf) for path, leaf in wanted.items()]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), meta
+        return rebuilt(arrays, like), meta
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -132,6 +132,14 @@ def _batch_of(place: Path) -> np.ndarray:
         return held["tokens"]
 
 
+def report(folder: Path, step: int) -> dict[str, Any] | None:
+    """What report.json of ``step`` holds; None where there is none that can be read."""
+    try:
+        return read_json(folder / str(step) / "report.json")
+    except (OSError, ValueError):
+        return None
+
+
 def load(folder: Path, step: int, like: TrainState, config: Any) -> Evidence | None:
     """What was kept of ``step``; None if nothing was.
 

@@ -129,3 +129,9 @@ def placed(array: np.ndarray, like: Any) -> Any:
         out = jnp.array(array, dtype=like.dtype)
     sharding = like.sharding if getattr(like, "committed", True) else None
     return out if sharding is None else jax.device_put(out, sharding)
+
+
+def rebuilt(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+    """The inverse of :func:`to_hosts` of :func:`named`: a tree in the form of ``like``, in memory of its own; see :func:`placed`."""
+    leaves = [placed(arrays[path], leaf) for path, leaf in named(like).items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -89,6 +89,8 @@ class Loop:
         rows = JsonlWriter(self.folder.metrics)
         try:
             rows.drop_after(self.number)
+            # A rollback to this very step is not in its saved state: the batches that it passed over come again.
+            rows.drop(lambda row: row.get("step") == self.number and "rolled_back_from" in row)
             drop_health_after(self.folder.health, self.number)
             evidence.clear(self.folder.nonfinite)
             for line in self.checkpoints.set_aside(self.number):

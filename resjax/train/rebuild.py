@@ -19,6 +19,7 @@ from resjax.train import evidence
 from resjax.train.assemble import Parts, assemble, quick_start
 from resjax.train.checkpoint import Checkpoints, saved_steps
 from resjax.train.forensics import First, first_nonfinite
+from resjax.train.leaves import named, rebuilt, to_hosts
 from resjax.train.program import StepProgram, compile_step, passed_over
 from resjax.train.roles import block_roles
 from resjax.train.runfolder import PACKAGES, RunFolder, fields_of, installed
@@ -77,7 +78,7 @@ class Again:
       notes: what a reader should know, one line each.
       source: what the steps were run from, in words.
       strayed: the first step that was run again on the way and whose numbers are not those recorded; None: there is none.
-      tried: by step, the numbers of the try whose batch was kept; the run may have done the step again with another batch.
+      tried: by step, the numbers of the try that was kept.
     """
 
     folder: RunFolder
@@ -172,14 +173,41 @@ class Again:
             if step > self.last:
                 raise Refused(f"--step is {step}, but the run in '{self.folder.path}' has done {self.last} steps")
 
-    def replay(self, steps: Sequence[int]) -> list[Replayed]:
+    def done_twice(self, step: int) -> bool:
+        """Whether the run did a step again after a try that it did not go on from: after a rollback, or after it was stopped by it."""
+        kept = evidence.report(self.folder.nonfinite, step)
+        if kept is not None and step in self.logged:
+            return not alike(self.logged[step], tried_of(kept))
+        reached = max((*(row["step"] for row in self.rows), *self.saved), default=0)
+        return reached >= step and any(row["step"] < step <= row.get("rolled_back_from", 0) for row in self.rows)
+
+    def which(self, step: int, kept: bool) -> str:
+        """Which of its tries of a step was done again, in a sentence; empty where the run did it once. ``kept``: see :meth:`replay`."""
+        if not self.done_twice(step):
+            return ""
+        if step in self.tried:
+            return f"this is the try of step {step} that was not finite; the run did step {step} again afterwards, which --repeated replays"
+        there = evidence.report(self.folder.nonfinite, step) is not None
+        other = (
+            f"is kept in nonfinite/{step}, which --repeated leaves aside"
+            if there and not kept
+            else "cannot be replayed"
+        )
+        return f"the run did step {step} twice; this is the repeat that it went on from, and the try before {other}"
+
+    def replay(self, steps: Sequence[int], kept: bool = True) -> list[Replayed]:
         """Some steps, in increasing order, done again.
+
+        Args:
+          kept: of the first of them, the try that was not finite and was kept, if there is one; else all as the run went on from.
 
         Raises:
           Refused: see :meth:`check`, :meth:`before`; or a step on the way is not finite this time.
         """
         self.check(steps)
-        state, batch = self.before(steps[0])
+        state, batch = self.before(steps[0], kept)
+        which = (self.which(step, kept) for step in steps)
+        self.notes += [sentence for sentence in which if sentence]
         done = []
         for step in steps:
             state = self._up_to(state, step)
@@ -189,23 +217,23 @@ class Again:
             batch = None
         return done
 
-    def before(self, step: int) -> tuple[TrainState, np.ndarray | None]:
-        """A state at or before ``step``'s start, and the step's batch where it was kept.
+    def before(self, step: int, kept: bool = True) -> tuple[TrainState, np.ndarray | None]:
+        """A state at or before ``step``'s start, and the step's batch where it was kept; ``kept`` False: leave aside what was kept.
 
         Raises:
           Refused: there is no state before it.
         """
         config = self.config.to_dict()
-        kept = evidence.load(self.folder.nonfinite, step, self.parts.abstract, config)
+        found = evidence.load(self.folder.nonfinite, step, self.parts.abstract, config) if kept else None
         place = f"nonfinite/{step}"
-        if kept and kept.state is not None:
+        if found and found.state is not None:
             self.source = f"the state kept in {place}"
-            self._compare_with(step, kept.report)
-            return self._placed(kept.state), kept.batch
+            self.tried[step] = tried_of(found.report)
+            return self._placed(found.state), found.batch
         earlier = [number for number in self.saved if number < step]
-        if kept and (not earlier or earlier[-1] != step - 1):
+        if found and (not earlier or earlier[-1] != step - 1):
             self.notes.append(f"{place} is left aside: the checkpoint of step {step - 1} that belongs to it is gone")
-            kept = None
+            found = None
         checkpoints = Checkpoints(self.folder.checkpoints)
         try:
             for number in reversed(earlier):
@@ -213,12 +241,12 @@ class Again:
                     state, _, _ = checkpoints.restore(number, self.parts.abstract, config=config)
                 except Refused as refused:
                     self.notes.append(str(refused).partition("\n")[0])
-                    kept = None
+                    found = None
                     continue
-                self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if kept else "")
-                if kept:
-                    self._compare_with(step, kept.report)
-                return self._placed(state), kept.batch if kept else None
+                self.source = f"checkpoint {number}" + (f" and the batch kept in {place}" if found else "")
+                if found:
+                    self.tried[step] = tried_of(found.report)
+                return self._placed(state), found.batch if found else None
         finally:
             checkpoints.close()
         if self.facts.get("lineage"):
@@ -229,12 +257,6 @@ class Again:
             )
         self.source = "the start of the run"
         return self._placed(self.parts.initial(self.pipeline.batch)), None
-
-    def _compare_with(self, step: int, report: Mapping[str, Any]) -> None:
-        """A try that was kept is compared with its own numbers, not with those of a later one."""
-        self.tried[step] = {name: report[name] for name in ("loss", "grad_norm") if isinstance(report.get(name), float)}
-        if step in self.logged and not alike(self.logged[step], self.tried[step]):
-            self.notes.append(f"this is the try that was not finite; the run did step {step} again with another batch")
 
     def recorded(self, step: int) -> dict[str, float]:
         """The loss and the gradient norm that are known of a step's try."""
@@ -274,26 +296,34 @@ class Again:
         return replace(state, cursor=jax.device_put(jnp.int32(int(state.cursor) + past), self.program.whole))
 
     def _step(self, state: TrainState, step: int, tokens: np.ndarray) -> tuple[TrainState, Replayed]:
-        """One step: the state after it, and what it was."""
-        batch, before = self.program.batch(tokens), copied(state)
-        _, everything, probes = self.everything.step(copied(state), batch, np.asarray(True))
-        state, metrics, _ = self.program.step(state, batch, np.asarray(False))
+        """One step: the state after it, and what it was.
+
+        A program takes the buffers of the state that it is given. The state before the step is kept in the memory of the host in
+        between, so that there is one on the device at a time, and two while a step is searched or done twice.
+        """
+        batch, before = self.program.batch(tokens), to_hosts(named(state))
+        everything, probes = self.everything.step(state, batch, np.asarray(True))[1:]
+        state, metrics, _ = self.program.step(self._again(before), batch, np.asarray(False))
         numbers = {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr", "finite", "loss_scale")}
         measured = {name: float(everything[name]) for name in ("loss", "grad_norm")}
         replayed = Replayed(step, numbers, measured, jax.device_get(probes), self.recorded(step))
         if replayed.same is False:
-            _, twice, _ = self.program.step(copied(before), batch, np.asarray(False))
+            twice = self.program.step(self._again(before), batch, np.asarray(False))[1]
             replayed = replace(replayed, steady=alike(twice, {name: numbers[name] for name in ("loss", "grad_norm")}))
         if not replayed.finite:
-            replayed = replace(replayed, first=first_nonfinite(self.parts, before, tokens))
+            replayed = replace(replayed, first=first_nonfinite(self.parts, self._again(before), tokens))
         if bool(metrics["halted"]):
             state = passed_over(self.program, state, int(metrics["skipped"]))
         return state, replayed
 
+    def _again(self, arrays: Mapping[str, np.ndarray]) -> TrainState:
+        """A state out of the memory of the host."""
+        return jax.device_put(rebuilt(arrays, self.parts.abstract), self.program.whole)
 
-def copied(state: TrainState) -> TrainState:
-    """A copy to be given to a program, which takes its state's buffers."""
-    return jax.tree.map(jnp.copy, state)
+
+def tried_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a try that was kept."""
+    return {name: report[name] for name in ("loss", "grad_norm") if isinstance(report.get(name), float)}
 
 
 def vocab_of(config: Any) -> int:

@@ -100,7 +100,7 @@ class Trained:
             another one than the run's.
         """
         again = self.again
-        state, _ = again.before(self.step + 1)
+        state, _ = again.before(self.step + 1, kept=False)
         while True:  # once, if the checkpoint is whole
             done = int(state.step)
             batch = again.program.batch(self.training_batch(done + 1))

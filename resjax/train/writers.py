@@ -197,8 +197,12 @@ class JsonlWriter:
             raise
 
     def drop_after(self, step: int) -> None:
+        self.drop(lambda row: row.get("step", step) > step)
+
+    def drop(self, gone: Callable[[dict[str, Any]], bool]) -> None:
+        """Remove the rows that ``gone`` says."""
         rows = read_metrics(self.path)
-        kept = [line for line, row in zip(_whole_lines(self.path), rows, strict=True) if row.get("step", step) <= step]
+        kept = [line for line, row in zip(_whole_lines(self.path), rows, strict=True) if not gone(row)]
         self._file.close()
         try:
             _replace(self.path, lambda file: file.writelines(line + b"\n" for line in kept))
