@@ -1,6 +1,6 @@
 """Which pages of docs are made of measured numbers, and how?
 
-python -m benchmarks.pages     write docs/overhead.md and docs/probes.md from results/overhead.json and results/probes.json, if there
+python -m benchmarks.pages     write docs/overhead.md, and below their marks docs/probes.md and docs/sweeps.md, from what lies in results
 """
 
 import json
@@ -15,6 +15,8 @@ OVERHEAD = ROOT / "benchmarks" / "results" / "overhead.json"
 PAGE = ROOT / "docs" / "overhead.md"
 PROBES = ROOT / "benchmarks" / "results" / "probes.json"
 PROBES_PAGE = ROOT / "docs" / "probes.md"
+SWEEPS = ROOT / "benchmarks" / "results" / "sweeps.json"
+SWEEPS_PAGE = ROOT / "docs" / "sweeps.md"
 AIM = 0.85  # of Pre-LN's throughput
 WHY = (
     "The arithmetic of these schemes is small (but for `gtrxl`); what they cost is the arrays of (batch, length, "
@@ -100,6 +102,43 @@ def probes(text: str, sizes: Mapping[str, Mapping[str, Any]]) -> str:
     return text.partition(MEASURED)[0] + "\n".join([*lines, ""])
 
 
+def sweeps(text: str, found: Mapping[str, Any]) -> str:
+    """``text`` with what a sweep was measured to do below its mark, which is put at its end where there is none."""
+    speed, memory, machine = found["speed"], found["memory"], found["machine"]
+    hourly, ratios = speed["cells_an_hour"], sorted(speed["ratios"])
+    pairs = f"the median of {len(ratios)} pairs in turn, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    compiled = (
+        "only the first of each shape compiled anything"
+        if memory["only_the_first_of_a_shape_compiled"]
+        else f"{memory['cells_that_compiled']} compiled something, where {memory['shapes']} would do"
+    )
+    lines = [
+        MEASURED,
+        "",
+        "## How fast, and in how much memory",
+        "",
+        "Made by `python -m benchmarks.pages` from [the numbers](../benchmarks/results/sweeps.json), which "
+        f"`{found['command']}` measures, here on {machine['cores']} cores ({machine['processor']}).",
+        "",
+        "| the same cells | cells an hour |",
+        "|---|---|",
+        f"| one sweep in one process | {hourly['sweep']:.0f} |",
+        f"| a process for each run | {hourly['one_process_a_run']:.0f} |",
+        "",
+        f"That is {speed['ratio']:.2f} times as many ({pairs}): {speed['cells']} cells of one shape, {speed['depth']} blocks, "
+        f"{speed['steps']} steps. The longer a cell trains, the less it matters that it need not start and compile.",
+        "",
+        f"| {memory['cells']} small cells of {memory['shapes']} shapes in one process | MiB |",
+        "|---|---|",
+        f"| after cell {memory['early']} | {memory['mib_early']:.0f} |",
+        f"| most later | {memory['mib_most_later']:.0f} |",
+        f"| after the last | {memory['mib_last']:.0f} |",
+        "",
+        f"That is {100 * memory['growth']:+.1f} % at most; of the {memory['cells']} cells {compiled}.",
+    ]
+    return text.partition(MEASURED)[0].rstrip("\n") + "\n\n" + "\n".join([*lines, ""])
+
+
 def costs(rows: Mapping[str, Any], label: str) -> tuple[str, str]:
     if label not in rows:
         return "-", "-"
@@ -114,6 +153,8 @@ def main() -> None:
     PAGE.write_text(overhead(json.loads(OVERHEAD.read_text())["sizes"]))
     if PROBES.exists():
         PROBES_PAGE.write_text(probes(PROBES_PAGE.read_text(), json.loads(PROBES.read_text())["sizes"]))
+    if SWEEPS.exists():
+        SWEEPS_PAGE.write_text(sweeps(SWEEPS_PAGE.read_text(), json.loads(SWEEPS.read_text())))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""How many cells an hour does a sweep train, against a process for each run?
+"""How many cells an hour does a sweep train, against a process for each run, and does it hold its memory and its programs?
 
-    python -m benchmarks.sweeps [--cells=N] [--pairs=N] [--steps=N] [--depth=N]
+    python -m benchmarks.sweeps [--cells=N] [--pairs=N] [--steps=N] [--depth=N] [--small=N] [--quick]
 
-The same cells (rates and seeds of one architecture, on the Markov text), in turn: by one sweep, and by one ordinary run after the
-other, each a process of its own that compiles anew and saves nothing on the way. results/sweeps.json keeps both and their ratio.
+First the same cells (rates and seeds of one architecture, on the Markov text), in turn: by one sweep, and by one ordinary run after the
+other, each a process of its own that compiles anew and saves nothing on the way. Then many small cells of two shapes in one process:
+memory after each, and which of them compiled. results/sweeps.json keeps both; `python -m benchmarks.pages` writes them into
+docs/sweeps.md. --quick tries all of it with a handful of cells, and keeps nothing.
 """
 
 import argparse
 import itertools
+import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,13 @@ def get_config():
     config.train.save_every = 0
     return config
 """
+SHAPE, SHAPES = "model.depth", (4, 2)  # of the small cells, the largest first
+SMALL_STEPS, SMALL_SEEDS = 20, 5
+QUICK = {"cells": 2, "pairs": 1, "steps": 10, "depth": 2, "small": 8}
+EARLY, QUICK_EARLY = (
+    20,
+    6,
+)  # cells after which memory is to be flat: by then all texts are read, and the largest shape was there
 
 
 def settings(count: int) -> list[dict[str, Any]]:
@@ -41,10 +52,29 @@ def settings(count: int) -> list[dict[str, Any]]:
     return list(itertools.islice(endless, count))
 
 
+def small(count: int) -> list[dict[str, Any]]:
+    """So many cells of ``SHAPES``, as many of each (the first one more): seeds, then rates, so that few cells read all texts."""
+    found: list[dict[str, Any]] = []
+    for i, shape in enumerate(SHAPES):
+        of_it = (
+            {SHAPE: shape, "optimizer.lr": round(1e-3 * 1.05**k, 7), "seed": seed}
+            for k in itertools.count()
+            for seed in range(SMALL_SEEDS)
+        )
+        found += itertools.islice(of_it, (count + len(SHAPES) - 1 - i) // len(SHAPES))
+    return found
+
+
+def with_cells(folder: Path, text: str, cells: Sequence[Mapping[str, Any]]) -> Path:
+    """A config file of these cells."""
+    path = folder / "grid.py"
+    path.write_text(f"{text}\n\ndef sweep():\n    return {list(cells)!r}\n")
+    return path
+
+
 def swept(folder: Path, config: Path, cells: Sequence[dict[str, Any]]) -> list[float]:
     """Held-out losses of the cells, by one sweep."""
-    path = folder / "grid.py"
-    path.write_text(f"{config.read_text()}\n\ndef sweep():\n    return {list(cells)!r}\n")
+    path = with_cells(folder, config.read_text(), cells)
     _run("resjax.sweep", f"--config={path}", f"--workdir={folder / 'sweep'}", "--no-figures")
     rows = {tuple(row["fields"].values()): row["eval_loss"] for row in read_metrics(folder / "sweep" / "results.jsonl")}
     return [rows[tuple(cell.values())] for cell in cells]
@@ -61,8 +91,15 @@ def one_process_a_run(folder: Path, config: Path, cells: Sequence[dict[str, Any]
 
 
 def _run(module: str, *words: str) -> None:
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL)
+    """A command of its own, which finds nothing that another one has compiled."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
+    subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        env=environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 Way = Callable[[Path, Path, Sequence[dict[str, Any]]], list[float]]
@@ -70,7 +107,7 @@ Way = Callable[[Path, Path, Sequence[dict[str, Any]]], list[float]]
 
 def compared(
     cells: Sequence[dict[str, Any]], pairs: int, text: str, ways: Sequence[Way] = (swept, one_process_a_run)
-) -> dict:
+) -> dict[str, Any]:
     """Cells an hour both ways, the median of the ratios of pairs, and the largest difference of a loss.
 
     Raises:
@@ -103,6 +140,26 @@ def compared(
     }
 
 
+def held(cells: Sequence[dict[str, Any]], text: str, early: int) -> dict[str, Any]:
+    """What one process holds and compiles that trains these cells; see :func:`benchmarks.sampled.told`."""
+    from benchmarks import sampled  # loads JAX, which is not to lie beside what is timed
+
+    with tempfile.TemporaryDirectory() as place:
+        path, out = with_cells(Path(place), text, cells), Path(place) / "samples.json"
+        _run("benchmarks.sampled", str(out), f"--config={path}", f"--workdir={Path(place) / 'sweep'}", "--no-figures")
+        return sampled.told(read_json(out), SHAPE, early)
+
+
+def processor() -> str:
+    """Its name, as Linux has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.sweeps", description=__doc__.partition("\n")[0])
     for name, value, what in (
@@ -110,8 +167,10 @@ def parser() -> argparse.ArgumentParser:
         ("pairs", 3, "rounds of both ways"),
         ("steps", 300, "steps of a cell"),
         ("depth", 12, "blocks"),
+        ("small", 200, "small cells in one process"),
     ):
-        made.add_argument(f"--{name}", type=_positive, default=value, metavar="N", help=f"{what} (default: {value})")
+        made.add_argument(f"--{name}", type=_positive, metavar="N", help=f"{what} (default: {value})", default=value)
+    made.add_argument("--quick", action="store_true", help="a handful of cells, to see that it works; nothing is kept")
     return made
 
 
@@ -121,16 +180,38 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(words)
-    text = CONFIG.format(depth=given.depth, steps=given.steps)
-    found = compared(settings(given.cells), given.pairs, text)
-    from benchmarks import bench  # loads JAX
+def asked(words: Sequence[str] | None) -> tuple[dict[str, int], int, bool]:
+    """The sizes, the cells after which memory is to be flat, and whether it is only tried."""
+    made = parser()
+    if made.parse_args(words).quick:
+        made.set_defaults(**QUICK)
+    given = vars(made.parse_args(words))
+    quick = given.pop("quick")
+    early = QUICK_EARLY if quick else EARLY
+    if given["small"] <= early:
+        made.error(f"--small is {given['small']}; it must be above {early}, after which memory is looked at")
+    return given, early, quick
 
-    command = " ".join(["python -m benchmarks.sweeps", *(f"--{name}={value}" for name, value in vars(given).items())])
-    bench.write(
-        "sweeps", {"command": command, "cores": os.cpu_count(), "depth": given.depth, "steps": given.steps, **found}
+
+def main(words: Sequence[str] | None = None) -> int:
+    given, early, quick = asked(words)
+    load = round(os.getloadavg()[0], 2)
+    rates = compared(
+        settings(given["cells"]), given["pairs"], CONFIG.format(depth=given["depth"], steps=given["steps"])
     )
+    memory = held(small(given["small"]), CONFIG.format(depth=SHAPES[0], steps=SMALL_STEPS), early)
+    found = {
+        "command": " ".join(["python -m benchmarks.sweeps", *(f"--{name}={value}" for name, value in given.items())]),
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "load_before": load},
+        "speed": {"depth": given["depth"], "steps": given["steps"], **rates},
+        "memory": {"depths": list(SHAPES), "steps": SMALL_STEPS, **memory},
+    }
+    if quick:
+        print(json.dumps(found, indent=1))
+    else:
+        from benchmarks import bench  # loads JAX
+
+        bench.write("sweeps", found)
     return 0
 
 

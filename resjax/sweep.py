@@ -130,13 +130,20 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _sweep(words: Sequence[str]) -> int:
+    from resjax.config.schema import FIELDS, find
+
     others, overrides = split_overrides(words)
     arguments, unknown = parser().parse_known_args(others)
+    for word in unknown:
+        if word.partition("=")[0] in FIELDS and "=" in word:
+            raise Refused(f"'{word}' is no option of this command; did you mean --grid {word}?")
     refuse_unknown(unknown, OPTIONS)
     if not arguments.config:
         raise Refused("--config is missing: name a config file, such as --config=configs/deep_preln.py")
     if arguments.workdir == "":
         raise Refused("--workdir is empty; name a folder, or leave it out")
+    if arguments.ray == "":
+        raise Refused("--ray is empty; give the address of a cluster, or auto, or leave it out")
     spread = arguments.workers is not None or arguments.ray is not None
     if spread and arguments.together is not None:
         other = "workers" if arguments.workers is not None else "ray"
@@ -144,7 +151,6 @@ def _sweep(words: Sequence[str]) -> int:
     if arguments.measure and not arguments.dry_run:
         raise Refused("--measure goes with --dry-run; a sweep that trains measures by itself")
     from resjax.config.load import from_file, split
-    from resjax.config.schema import find
     from resjax.sweeps import grid
 
     spec = scaled(os.path.expanduser(arguments.config), arguments.scale)
@@ -218,6 +224,8 @@ def _swept(
         device = crew.device if crew else jax.devices()[0].device_kind
         figures = not arguments.no_figures
         sweep = Sweep(cells, architectures(cells), results, console, wanted, arguments.scale, device, figures)
+        if note := sweep.others():
+            console.print(note)
         if arguments.dry_run:
             if arguments.measure:
                 sweep.measure()

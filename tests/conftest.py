@@ -4,6 +4,8 @@ RESJAX_TEST_GRAPH_MODE=0 runs everything with modules as plain pytrees, which Fl
 """
 
 import os
+import shutil
+import subprocess
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # also for the commands that tests start
 
@@ -58,3 +60,17 @@ def quickly():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", was)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB (root only), and how to make it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield place, lambda: subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

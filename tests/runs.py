@@ -192,6 +192,16 @@ def recorded_batches() -> Iterator[list[int]]:
         Programs.batch = original  # type: ignore[method-assign]
 
 
+def fill(place: Path, leave: int = 0) -> None:
+    """Fill a file system up, to ``leave`` bytes."""
+    with open(place / "filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(max(0, file.tell() - leave))
+
+
 # ------------------------------------------------------------------ other processes
 
 

@@ -259,6 +259,27 @@ def test_models_that_are_not_resjaxs_own(tmp_path, two):
     assert set(found.runs[0]["profiles"]["update_ratio"]) == {"mlp"} and page(found)
     charts = {chart["id"]: chart for chart, _ in by_depth(found)}
     assert [one["run"] for one in charts["update_ratio-attention"]["series"]] == [2]
+    why = "is a model that is not resjax's own, and says nothing of its text"
+    assert found.not_comparable == {"one": [f"mine {why}"]} and not found.baselines
+    assert of(two[0], tmp_path / "theirs").not_comparable == {"theirs": [f"theirs {why}"]}
+
+
+def test_a_network_of_another_kind_stands_beside_a_transformer(tmp_path, two, capfd):
+    """Other sub-layers, other data, another depth: each in rows of its own, and a line that the losses do not compare."""
+    from resjax import watch
+
+    with watch.Log(tmp_path / "resnet", config={"data": {"set": "cifar10"}}, sites=("conv",)) as log:
+        rng = np.random.default_rng(0)
+        for step in range(1, 4):
+            streams, updates = rng.normal(size=(2, 3, 2, 16, 8))
+            log.write(step, watch.from_arrays({"conv": streams}, {"conv": updates}), loss=3.0 / step)
+        log.close()
+    code, out, err = said(capfd, two[0], tmp_path / "resnet", f"--out={tmp_path / 'x.html'}")
+    assert code == 0 and not err and "None" not in out
+    first = out.splitlines()[0]
+    assert first.startswith("* losses do not compare with those of one: resnet: resnet is a model that is not resjax's")
+    assert re.search(r"^\| Update/stream ratio, conv +\| +- \| +[\d.]+ +[\d.]+ +[\d.]+ \|$", out, re.M)
+    assert re.search(r"^\| Update/stream ratio, mlp +\| +[\d.]+ +[\d.]+ +[\d.]+ \| +- \|$", out, re.M)
 
 
 # ---- the page

@@ -30,6 +30,11 @@ def test_the_pages_of_measured_numbers_are_as_the_numbers_say():
     if pages.PROBES.exists():
         text, numbers = pages.PROBES_PAGE.read_text(), json.loads(pages.PROBES.read_text())["sizes"]
         assert pages.probes(text, numbers) == text, "python -m benchmarks.pages"
+    if pages.SWEEPS.exists():
+        text = pages.SWEEPS_PAGE.read_text()
+        assert pages.sweeps(text, json.loads(pages.SWEEPS.read_text())) == text, "python -m benchmarks.pages"
+    else:
+        assert pages.MEASURED not in pages.SWEEPS_PAGE.read_text(), "numbers that nothing has measured"
     assert outcomes.PAGE.read_text() == outcomes.page(outcomes.read()), "python -m benchmarks.outcomes --table"
 
 

@@ -3,9 +3,7 @@
 import itertools
 import os
 import random
-import shutil
 import signal
-import subprocess
 import threading
 import time
 
@@ -271,30 +269,6 @@ def test_signals_are_left_alone_outside_of_the_main_thread():
 # ------------------------------------------------------------------ a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MB (root only), and how to make it larger."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield place, lambda: subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-def fill(place, leave=0):
-    """Fill a file system up, to ``leave`` bytes."""
-    with open(place / "filler", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            file.truncate(max(0, file.tell() - leave))
-
-
 @pytest.mark.parametrize("what", ["saves", "rows", "rows and saves"])
 def test_a_full_disk(what, config, uninterrupted, small_disk, capfd):
     """One sentence, exit code 1, what was saved before is whole; with space again the run goes on as if nothing had been."""
@@ -303,7 +277,7 @@ def test_a_full_disk(what, config, uninterrupted, small_disk, capfd):
     if what == "saves":
         assert run(config, folder, train__save_every=1, train__keep=100) == 1
     else:
-        with runs.at_batch(14, lambda: fill(place, 4096 * (what == "rows"))):
+        with runs.at_batch(14, lambda: runs.fill(place, 4096 * (what == "rows"))):
             assert run(config, folder, **({"train__save_every": 0} if what == "rows" else {})) == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "No space left on device" in err and "intact" in err

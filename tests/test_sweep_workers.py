@@ -252,7 +252,10 @@ def test_which_architecture_a_worker_goes_on_with(own, left, held, expected):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (("--workers=0",), "--workers is '0'; it must be a whole number from 1"),
+        *(
+            ((f"--workers={given}",), f"--workers is '{given}'; it must be a whole number from 1")
+            for given in ("0", "-1", "abc", "1.5", "")
+        ),
         (("--together=x",), "--together is 'x'; it must be a whole number from 1"),
         (("--workers=2", "--together=2"), "--together and --workers contradict one another"),
         (("--ray=auto", "--together=2"), "--together and --ray contradict one another"),

@@ -87,14 +87,19 @@ def warnings(config: ConfigDict) -> list[str]:
 
 
 def _source(config: ConfigDict) -> Iterator[str]:
-    name, colon, rest = config.data.source.partition(":")
+    if sentence := no_source(config.data.source):
+        yield sentence
+
+
+def no_source(given: str) -> str:
+    """Why a text is no data.source; empty where it is one."""
+    name, colon, rest = given.partition(":")
     known = {form.partition(":")[0]: form for form in SOURCES}
     if colon and name in ("files", "tfds"):
-        if not rest:
-            yield f"data.source is '{config.data.source}', with nothing after the colon; write {known[name]}"
-        return
-    if config.data.source not in ("stdlib", "markov"):
-        yield f"data.source is '{config.data.source}', which is none of {', '.join(SOURCES)}{nearest(name, known)}"
+        return "" if rest else f"data.source is '{given}', with nothing after the colon; write {known[name]}"
+    if given in ("stdlib", "markov"):
+        return ""
+    return f"data.source is '{given}', which is none of {', '.join(SOURCES)}{nearest(name, known)}"
 
 
 def _shapes(config: ConfigDict) -> Iterator[str]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resjax.config.entry import entry
 from resjax.config.entry import source as scheme_source
 from resjax.config.folder import MAY_DIFFER
 from resjax.config.load import load
 from resjax.config.schema import FIELDS
 from resjax.config.scheme import opened, scheme
 from resjax.config.tree import Section, flat
-from resjax.config.validate import BYTES, SYMBOLS, resolve
+from resjax.config.validate import BYTES, SYMBOLS, no_source, resolve
 from resjax.errors import Refused
 from resjax.residual.precision import ROUNDING, ROUNDINGS
 from resjax.train import optimizer
@@ -34,6 +35,8 @@ OUTSIDE = (
     "train.eval_batches",
     "health.every",
 )
+# Fields whose values are names, of a list that no other field changes.
+NAMED = ("residual.name", "data.source")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,8 @@ def build(
 ) -> list[Cell]:
     """The cells, those that are the same run once (under the fields of the first).
 
-    A cell whose fields contradict one another is kept with its refusal.
+    A cell whose fields contradict one another is kept with its refusal: grids have such corners. A name that nothing has is wrong in
+    each of its cells, and is refused at once.
 
     Args:
       spec, overrides, finish: see :func:`resjax.config.load.load`.
@@ -84,9 +88,11 @@ def build(
       platform: of the devices; see :func:`resjax.config.validate.resolve`.
 
     Raises:
-      Refused: the config file is faulty, or all cells are refused.
+      Refused: the config file is faulty, a scheme or source that the grid names does not exist, or all cells are refused.
     """
     cells: dict[str, Cell] = {}
+    settings = list(settings)
+    _refuse_no_names(settings)
     for fields in settings:
         cell = _cell(spec, overrides, fields, platform, finish)
         cells.setdefault(cell.name, cell)
@@ -95,6 +101,14 @@ def build(
     if refusals and len(refusals) == len(found):
         raise Refused(refusals[0])
     return found
+
+
+def _refuse_no_names(settings: Iterable[Mapping[str, Any]]) -> None:
+    for path, value in dict.fromkeys((path, fields[path]) for fields in settings for path in NAMED if path in fields):
+        if path == "residual.name":
+            entry(value)
+        elif sentence := no_source(value):
+            raise Refused(sentence)
 
 
 def _cell(

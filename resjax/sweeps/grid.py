@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from resjax.config.field import show
+from resjax.config.field import Field, show
 from resjax.config.schema import FIELDS, find
 from resjax.config.tree import Section, flat
 from resjax.errors import Refused
@@ -37,6 +37,8 @@ def from_flags(words: Iterable[str]) -> Grid:
         path, equals, text = word.partition("=")
         if not equals:
             raise Refused(f"--grid is '{word}', without values; write FIELD=VALUE,VALUE, such as {EXAMPLE}")
+        if not path.strip():
+            raise Refused(f"--grid is '{word}', without a field; write FIELD=VALUE,VALUE, such as {EXAMPLE}")
         field = find(path.strip())
         if field.path in grid:
             raise Refused(f"--grid names {field.path} twice; give all its values in one, such as {EXAMPLE}")
@@ -49,8 +51,25 @@ def from_flags(words: Iterable[str]) -> Grid:
                 f"--grid {field.path} is '{text}'; give values with commas between them, such as {EXAMPLE}, "
                 "and one that has a comma itself in double quotes"
             )
-        grid[field.path] = [field.parse(one) for one in values]
+        grid[field.path] = [_parsed(field, one, text) for one in values]
     return grid
+
+
+def _parsed(field: Field, one: str, text: str) -> Any:
+    """A value of ``text``, the values of a field.
+
+    Raises:
+      Refused: the field cannot have it.
+    """
+    try:
+        return field.parse(one)
+    except Refused:
+        bare = text.strip()
+        if bare[0] + bare[-1] in ("[]", "()"):
+            raise Refused(
+                f"--grid {field.path} is '{text}'; give the values without brackets: --grid {field.path}={bare[1:-1]}"
+            ) from None
+        raise
 
 
 def from_config(made: Any, path: str) -> list[Grid]:

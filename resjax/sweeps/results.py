@@ -12,7 +12,7 @@ from resjax.sweeps.cells import Cell
 from resjax.sweeps.one import DIVERGED, DONE, KILLED
 from resjax.sweeps.texts import Known
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
-from resjax.train.runfolder import LEFTOVER, RunFolder
+from resjax.train.runfolder import DISK, LEFTOVER, RunFolder
 from resjax.train.writers import JsonlWriter, read_json, read_metrics, write_json
 
 NAME, UNDER_WAY = "results.jsonl", "under_way.json"
@@ -48,6 +48,7 @@ class Results:
                 raise Refused(
                     f"--workdir is '{folder.path}', which holds {what} and no sweep; give a new or empty folder"
                 )
+            self._size = self.path.stat().st_size if there else 0
             rows = read_metrics(self.path) if there else []
         except OSError as error:
             raise Refused(
@@ -78,14 +79,21 @@ class Results:
           Their lines.
 
         Raises:
-          Refused: another process sweeps in it.
-          OSError: it cannot be written.
+          Refused: another process sweeps in it, or has done so since this object was made; it cannot be written.
+          OSError: the disk is full.
         """
-        self._folder.path.mkdir(parents=True, exist_ok=True)
-        self._folder.lock()
-        for leftover in self._folder.path.glob(LEFTOVER):
-            leftover.unlink(missing_ok=True)
-        self._file = JsonlWriter(self.path)
+        try:
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            self._folder.lock()
+            if (self.path.stat().st_size if self.path.exists() else 0) != self._size:
+                raise Refused(f"another process has swept in '{self._folder.path}' just now; give the command again")
+            for leftover in self._folder.path.glob(LEFTOVER):
+                leftover.unlink(missing_ok=True)
+            self._file = JsonlWriter(self.path)
+        except OSError as error:
+            if error.errno in DISK:
+                raise
+            raise Refused(f"{self.path} cannot be written ({error.strerror}); give another --workdir") from None
         killed = []
         with contextlib.suppress(FileNotFoundError, ValueError):
             killed = [

@@ -5,13 +5,15 @@ from typing import Any
 
 from rich.console import Console
 
+from resjax.config.field import show
 from resjax.config.schema import FIELDS
 from resjax.config.tree import flat
 from resjax.errors import Refused
 from resjax.sweeps import grid
-from resjax.sweeps.cells import Architecture, Cell
+from resjax.sweeps.cells import WITHOUT_EFFECT, Architecture, Cell
 from resjax.sweeps.crew import Crew
 from resjax.sweeps.estimate import Estimate, about
+from resjax.sweeps.lines import value
 from resjax.sweeps.one import DONE, FAILED, KILLED
 from resjax.sweeps.results import Results
 from resjax.sweeps.wanted import ENDS_ONLY, Wanted
@@ -20,6 +22,7 @@ from resjax.train.progress import clock
 from resjax.train.signals import Signals, Stopped
 
 ALL_DONE, SOME_FAILED = 0, 1
+MOST_TOLD = 3  # fields that are named in a note
 PROGRAMS = ("start", "step", "evaluation")  # of an architecture
 
 
@@ -77,6 +80,28 @@ class Sweep:
                 lines.append(f"  {cell.name}  {grid.text(cell.fields)}{self._noted(cell)}")
         return lines
 
+    def others(self) -> str:
+        """A note where the folder has lines of cells that are not of this sweep; empty where it has none.
+
+        Where it has no other lines: also by which fields, as far as the grids do not set them, those are another sweep's.
+        """
+        names, rows = {cell.name for cell in self.cells}, self.results.rows
+        strange = [row for name, row in rows.items() if name not in names]
+        if not strange:
+            return ""
+        told = f"note: {self.results.path} keeps lines of {_count(len(strange), 'cell')} that are not of this sweep"
+        mine = next((cell for cell in self.cells if cell.config is not None), None)
+        theirs = next((row for row in strange if "config" in row), None)
+        if len(strange) < len(rows) or mine is None or theirs is None:
+            return told
+        here, aside = flat(mine.config), {*mine.fields, *theirs["fields"]}
+        paths = [path for path in FIELDS if path not in aside and not path.startswith(WITHOUT_EFFECT)]
+        apart = [path for path in paths if value(theirs, path) != here[path]]
+        differ = ", ".join(
+            f"{path} was {show(value(theirs, path))}, is {show(here[path])}" for path in apart[:MOST_TOLD]
+        )
+        return f"{told}: {differ}{', ...' * (len(apart) > MOST_TOLD)}" if differ else told
+
     def _noted(self, cell: Cell) -> str:
         status = self.results.rows.get(cell.name, {}).get("status")
         noted = "finished" if self._finished(cell) else status if status in (FAILED, KILLED) else ""
@@ -85,8 +110,10 @@ class Sweep:
     def _counted(self) -> str:
         finished = sum(map(self._finished, self.cells))
         left = [group for group in self.groups if self._left(group)]
+        refused = sum(cell.config is None for cell in self.cells)
+        ends = f"{finished} of them finished" + (f", {refused} refused" if refused else "")
         return (
-            f"{_count(len(self.cells), 'cell')}, {finished} of them finished; {_count(len(left), 'architecture')} to compile "
+            f"{_count(len(self.cells), 'cell')}, {ends}; {_count(len(left), 'architecture')} to compile "
             f"({_count(len(PROGRAMS) * len(left), 'program')}: {', '.join(PROGRAMS)} of each)"
         )
 

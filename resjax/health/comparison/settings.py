@@ -70,13 +70,16 @@ def reasons(first: Side, other: Side) -> list[str]:
     """Why the losses of the other run cannot be held against those of the first; none = they can."""
     lengths = [section(side.case.config, "data").get("length") for side in (other, first)]
     found = [other_text(first, other)]
-    if lengths[0] != lengths[1]:
+    if lengths[0] != lengths[1] and all(lengths):
         found.append(f"its data.length is {lengths[0]}, not {lengths[1]}")
     return [why for why in found if why]
 
 
 def other_text(first: Side, other: Side) -> str:
     """In what the texts of two runs differ; empty where they are the same, as far as is known."""
+    unknown = [side.name for side in (other, first) if not side.case.config]
+    if len(unknown) == 1:
+        return f"{unknown[0]} is a model that is not resjax's own, and says nothing of its text"
     sources = [section(side.case.config, "data").get("source") for side in (other, first)]
     hashes = [str(section(side.facts, "corpus").get("sha256") or "")[:SHORT] for side in (other, first)]
     if hashes[0] == hashes[1] if all(hashes) else sources[0] == sources[1]:
