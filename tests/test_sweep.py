@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -332,35 +331,6 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_its_cell_trained_again(done, 
     assert swept(config, folder, *LR_AND_SEED) == 0
     assert (folder / "results.jsonl").read_bytes().startswith(whole[: -len(last)])
     assert by_fields(lines(folder)) == by_fields(lines(done[0])) and len(lines(folder)) == 4
-
-
-KILLED = """
-import sys
-from resjax.data import markov
-markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
-from resjax.sweep import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_process_loses_the_cell_under_way_only(config, tmp_path):
-    folder = tmp_path / "sweep"
-    command = [sys.executable, "-c", KILLED, *words(config, folder, *LR_AND_SEED, train__steps=300)]
-    process = subprocess.Popen(command, env=runs.environment(), cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while not (folder / "results.jsonl").exists() or not lines(folder):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        process.kill()
-        process.wait()
-    before = lines(folder)
-    assert 1 <= len(before) < 4
-    again = subprocess.run(command, env=runs.environment(), cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert lines(folder)[: len(before)] == before and len(lines(folder)) == 4
 
 
 def test_what_fails_is_marked_with_its_sentence_and_stops_no_other(config, tmp_path, monkeypatch, capsys):

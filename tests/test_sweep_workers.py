@@ -228,6 +228,21 @@ def test_a_cluster_that_is_not_there_is_refused(calm, tmp_path, capsys, monkeypa
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_machine_on_which_ray_does_not_start_is_told(calm, tmp_path, capsys, monkeypatch):
+    """By the flag that was given; nothing is wrong with it, so that it is no bad input."""
+
+    def init(*_, **__):
+        raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
+    assert sweep.main(runs.words(calm, tmp_path / "sweep", *LR_AND_DEPTH, "--workers=2")) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(
+        "resjax: Ray does not start on this machine for --workers=2 (The current node timed out"
+    )
+    assert captured.err.count("\n") == 1 and not captured.out and not (tmp_path / "sweep").exists()
+
+
 COST = {"short": 1.0, "long": 10.0, "long too": 10.0}
 
 

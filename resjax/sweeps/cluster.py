@@ -25,6 +25,7 @@ def connected(count: int | None, address: str | None) -> Iterator[Any]:
 
     Raises:
       Refused: Ray is not installed, or there is no cluster.
+      OSError: it does not start on this machine, which may be too busy.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine unasked
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do by itself, and warns of
@@ -43,7 +44,9 @@ def connected(count: int | None, address: str | None) -> Iterator[Any]:
             ray.init(address or "local", **({} if address else local), log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # what Ray raises depends on what it meets
         sentence = " ".join(str(error).split())[:200]
-        raise Refused(f"--ray is '{address or ''}', where no cluster answers ({sentence})") from None
+        if address is None:  # nothing that was asked for is wrong
+            raise OSError(f"Ray does not start on this machine for --workers={count} ({sentence})") from None
+        raise Refused(f"--ray is '{address}', where no cluster answers ({sentence})") from None
     finally:
         for number, handler in before.items():  # Ray puts its own in the place of those that stop a sweep
             signal.signal(number, handler)

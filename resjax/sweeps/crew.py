@@ -104,16 +104,17 @@ class Crew:
         running: dict[Any, tuple[int, Cell]] = {}
         while True:
             idle = [i for i in range(self.count) if i not in {worker for worker, _ in running.values()}]
+            given: dict[int, Cell] = {}
             for i in idle:
                 name = choose(own[i], left, {one for one in own if one}, cost, pays)
-                if name is None:
-                    continue
-                own[i], cell = name, left[name].pop(0)
-                running[self._actors[i].train.remote(lean[name], cell)] = (i, cell)
-            if not running:
+                if name is not None:
+                    own[i], given[i] = name, left[name].pop(0)
+            if not running and not given:
                 return
-            if idle:
-                under_way([cell for _, cell in running.values()])
+            if idle:  # noted before a worker is told: a kill in between marks a cell too many, and forgets none
+                under_way([*(cell for _, cell in running.values()), *given.values()])
+            for i, cell in given.items():
+                running[self._actors[i].train.remote(lean[own[i] or ""], cell)] = (i, cell)
             ended, _ = ray.wait(list(running), timeout=POLL)
             if signals.stop:
                 raise Stopped

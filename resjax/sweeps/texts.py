@@ -1,7 +1,9 @@
 """Where do the cells of a sweep get their batches? From texts that are read once and batches that are drawn once."""
 
 import functools
-from collections.abc import Iterable, Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,31 +14,47 @@ from resjax.errors import Refused
 
 DRAWN_BY_SEED = ("markov",)  # sources whose training text depends on the seed
 TEXTS, PIPELINES = 32, 64  # that are kept, the last ones used
-KEPT_BYTES = 64 << 20  # of a pipeline's batches; those beyond are drawn anew by each cell
+KEPT_BYTES = 128 << 20  # of batches, of all pipelines; those that do not fit are drawn anew by each cell
+
+
+class Batches:
+    """Batches that were drawn, the last used ones, up to ``KEPT_BYTES`` of all pipelines together."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()  # a pipeline draws in a thread of its own
+        self.bytes = 0
+
+    def get(self, key: Hashable, draw: Callable[[], np.ndarray]) -> np.ndarray:
+        """The batch called ``key``, drawn if it is not kept."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = draw()
+        with self._lock:
+            if key not in self._kept and made.nbytes <= KEPT_BYTES:
+                self._kept[key] = made
+                self.bytes += made.nbytes
+                while self.bytes > KEPT_BYTES:
+                    self.bytes -= self._kept.popitem(last=False)[1].nbytes
+        return made
 
 
 class Kept(Pipeline):
-    """A pipeline that draws a batch once."""
+    """A pipeline that draws a batch once, as long as there is room for it."""
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._kept: dict[tuple[bool, int], np.ndarray] = {}
-        self._bytes = 0
+    def __init__(self, batches: Batches, corpus: Corpus, length: int, batch: int, seed: int):
+        super().__init__(corpus, length, batch, seed)
+        self._batches, self._name = batches, (corpus.sha256, length, batch, seed)
 
     def batch(self, i: int) -> np.ndarray:
-        return self._once(True, i)
+        draw = super().batch
+        return self._batches.get((self._name, True, i), lambda: draw(i))
 
     def held_out(self, i: int) -> np.ndarray:
-        return self._once(False, i)
-
-    def _once(self, train: bool, i: int) -> np.ndarray:
-        found = self._kept.get((train, i))
-        if found is None:
-            found = super().batch(i) if train else super().held_out(i)
-            if self._bytes + found.nbytes <= KEPT_BYTES:
-                self._kept[train, i] = found
-                self._bytes += found.nbytes
-        return found
+        draw = super().held_out
+        return self._batches.get((self._name, False, i), lambda: draw(i))
 
 
 class Texts:
@@ -45,6 +63,7 @@ class Texts:
     def __init__(self) -> None:
         self._corpus = functools.lru_cache(TEXTS)(data.load)
         self._pipeline = functools.lru_cache(PIPELINES)(self._drawn)
+        self._batches = Batches()
 
     def corpus(self, config: Any) -> Corpus:
         """The text of a configuration.
@@ -66,7 +85,7 @@ class Texts:
         return self._pipeline(self.corpus(config), config.data.length, config.data.batch, config.seed)
 
     def _drawn(self, corpus: Corpus, length: int, batch: int, seed: int) -> Pipeline:
-        return Kept(corpus, length, batch, seed)
+        return Kept(self._batches, corpus, length, batch, seed)
 
 
 class Known:
