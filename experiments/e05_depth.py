@@ -259,7 +259,7 @@ def figure(runs, measured):
     runs = next(iter(runs.split("precision.stream").values()), runs)
     depths = sorted(runs.split("model.depth"))
     floors = next((row["floors"] for row in runs if row.get("floors")), {})
-    top = max(floors.values(), default=np.inf) + 0.25
+    top = max(floors.values(), default=np.inf) + 0.25  # where runs have no floors, all is drawn
     for i, name in enumerate(RESIDUAL):
         shift = (i - len(RESIDUAL) / 2) / len(RESIDUAL) * 0.7
         color, marker = f"C{i}", "osv^D<>p"[i % 8]
@@ -298,7 +298,8 @@ def figure(runs, measured):
             fontsize=8,
         )
     ax.set_xticks(range(len(depths)), [str(depth) for depth in depths])
-    ax.set_ylim(top=top)
+    if np.isfinite(top):
+        ax.set_ylim(top=top)
     ax.set_xlabel("blocks")
     ax.set_ylabel("held-out loss at the best rate, nats per token")
     drawn.legend(loc="outside right upper", frameon=False, fontsize=8)

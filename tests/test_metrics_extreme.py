@@ -228,6 +228,7 @@ SERIES: dict[Callable, tuple[Callable, tuple[Any, ...]]] = {
         lambda loss: series.learning_rate_sensitivity(loss, 2.0),
         (0, 0, 0, NAN, 1 / 300),
     ),
+    series.last_loss: (series.last_loss, (1, 1, 0, NAN, 1)),
     series.steps_to_target: (lambda loss: series.steps_to_target(loss, 1.0), (19, INF, 19, INF, 30)),
     series.oscillation: (lambda loss: list(series.oscillation(loss, loss, surrogates=9)), ([NAN] * 4,) * 5),
 }
