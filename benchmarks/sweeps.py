@@ -40,10 +40,8 @@ def get_config():
 SHAPE, SHAPES = "model.depth", (4, 2)  # of the small cells, the largest first
 SMALL_STEPS, SMALL_SEEDS = 20, 5
 QUICK = {"cells": 2, "pairs": 1, "steps": 10, "depth": 2, "small": 8}
-EARLY, QUICK_EARLY = (
-    20,
-    6,
-)  # cells after which memory is to be flat: by then all texts are read, and the largest shape was there
+# Cells after which memory is to be flat: by then all texts are read, and the largest shape was there.
+EARLY, QUICK_EARLY = 20, 6
 
 
 def settings(count: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from experiments.experiment import Experiment
 
 PACKAGE = Path(__file__).resolve().parent
 MEASURES = "MEASURES"
-READER = ("results", "read")  # the file and the function that give the results of an experiment
+RESULTS = "results"  # the file whose ``read`` gives the results of an experiment, and the folder where these are
 Place = tuple[Path, str]  # a file, and a name at its top level
 
 
@@ -32,13 +32,13 @@ def digest(experiment: Experiment, measure: str) -> str:
         for node in _defined(place[0]).get(place[1], ()):
             parts.append(f"{place[0].name}:{place[1]}\n{_text(node)}")
             waiting += _used(place[0], node)
-    if (PACKAGE / f"{READER[0]}.py", READER[1]) in seen:
+    if (PACKAGE / f"{RESULTS}.py", "read") in seen:
         parts += _results_of_others(path)
     return hashlib.sha256("\n".join([parts[0], *sorted(parts[1:])]).encode()).hexdigest()
 
 
 def _results_of_others(path: Path) -> list[str]:
-    kept = (PACKAGE / READER[0]).glob("*.json")
+    kept = (PACKAGE / RESULTS).glob("*.json")
     return [
         f"{one.name}: {hashlib.sha256(one.read_bytes()).hexdigest()}"
         for one in kept

@@ -1,7 +1,7 @@
-"""The sweep's command, for tests that kill it: a Markov text that is drawn at once, cells that say that they begin, slow lines.
+"""The sweep's command, for tests that stop or kill it: a Markov text that is drawn at once, cells that say that they begin, slow lines.
 
-Environment: BEGUN is a file that gets a line 'PID CELL' for each cell that begins, in whichever process; PAUSE are seconds between two
-parts of a line of results, of which each is half of what is left.
+Environment: BEGUN is a file that gets a line 'PID CELL' for each cell that begins, in whichever process; HOLD are seconds that each cell
+takes more; PAUSE are seconds between two parts of a line of results, of which each is half of what is left. Without them all is as usual.
 """
 
 import contextlib
@@ -15,8 +15,10 @@ markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
 
 
 def say(cell):
-    with open(os.environ["BEGUN"], "a") as file:
-        file.write(f"{os.getpid()} {cell.name}\n")
+    if place := os.environ.get("BEGUN"):
+        with open(place, "a") as file:
+            file.write(f"{os.getpid()} {cell.name}\n")
+    time.sleep(float(os.environ.get("HOLD", 0)))
 
 
 class Slow:
@@ -77,7 +79,8 @@ def with_cells_that_say_so():
 
 if __name__ == "__main__":
     with_cells_that_say_so()
-    with_slow_lines()
+    if "PAUSE" in os.environ:
+        with_slow_lines()
     from resjax.sweep import main
 
     sys.exit(main())

@@ -24,39 +24,6 @@ from runs import ROOT
 
 LR_AND_DEPTH = ("--no-figures", "--grid", "model.depth=1,2", "--grid", "optimizer.lr=1e-3,1e-2")
 
-# The command in a process of its own; where SLOW is set, each cell takes so long at least, and says in a file which process
-# trains it.
-COMMAND = """
-import os, sys, time
-from resjax.data import markov
-markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
-from resjax.sweep import main
-from resjax.sweeps import cluster
-connected = cluster.connected
-def with_slow_workers(*arguments):
-    from contextlib import contextmanager
-    @contextmanager
-    def inner():
-        with connected(*arguments) as ray:
-            from resjax.sweeps import crew
-            class Remote(crew.Remote):
-                def __init__(self, *arguments):
-                    from resjax.data import markov
-                    markov.TRAIN_SYMBOLS, markov.HELD_OUT_SYMBOLS = 1 << 16, 1 << 14
-                    super().__init__(*arguments)
-                def train(self, group, cell):
-                    if place := os.environ.get("SLOW"):
-                        with open(place, "a") as file:
-                            file.write(f"{os.getpid()} {cell.name}\\n")
-                        time.sleep(2)
-                    return super().train(group, cell)
-            crew.Remote = Remote
-            yield ray
-    return inner()
-cluster.connected = with_slow_workers
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 @pytest.fixture(scope="module")
 def environ():
@@ -69,7 +36,7 @@ def started(config, folder, environ, *options, **fields):
         config, folder, *LR_AND_DEPTH, *options, **({"train__steps": 6, "health__groups": "none"} | fields)
     )
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *words],
+        [sys.executable, str(ROOT / "tests" / "sweep_command.py"), *words],
         env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -182,7 +149,7 @@ def until(found, process, seconds=240):
 @pytest.mark.slow
 def test_a_killed_worker_takes_one_cell_with_it_which_the_same_command_trains(calm, tmp_path, environ):
     folder, place = tmp_path / "sweep", tmp_path / "who"
-    process = started(calm, folder, environ | {"SLOW": str(place)}, "--workers=2")
+    process = started(calm, folder, environ | {"BEGUN": str(place), "HOLD": "2"}, "--workers=2")
     began = until(lambda: place.exists() and [line.split() for line in place.read_text().splitlines()], process)
     os.kill(int(began[0][0]), signal.SIGKILL)
     out = process.communicate(timeout=280)[0]
@@ -197,7 +164,7 @@ def test_a_killed_worker_takes_one_cell_with_it_which_the_same_command_trains(ca
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_all_workers(calm, tmp_path, environ, number, code):
     folder, place = tmp_path / "sweep", tmp_path / "who"
-    process = started(calm, folder, environ | {"SLOW": str(place)}, "--workers=2")
+    process = started(calm, folder, environ | {"BEGUN": str(place), "HOLD": "2"}, "--workers=2")
     until(lambda: lines(folder), process)
     process.send_signal(number)
     out = process.communicate(timeout=60)[0]
