@@ -36,7 +36,7 @@ from resjax.config import default
 from resjax.config.scheme import scheme as scheme_of
 from resjax.config.validate import resolve
 from resjax.errors import Refused
-from resjax.health.probes import token_cosine
+from resjax.health.geometry import token_cosine
 from resjax.residual import (
     CATALOGUE,
     Context,

@@ -459,3 +459,28 @@ def test_paths_of_a_residual_net():
     on = jnp.concatenate([jnp.ones((1, 24)), 1 - jnp.eye(24)])
     count = fast(jax.vmap(lambda on: lax.scan(lambda h, o: (h + o * h, None), jnp.float32(1), on)[0]))
     np.testing.assert_array_equal(count(on), [2**24] + 24 * [2**23])
+
+
+def test_reductions_over_the_width_in_one_pass_are_those_one_by_one():
+    """Arrays of several shapes and dtypes; NaN and infinities go where they belong and nowhere else."""
+    x, y = jnp.asarray(normal(2, 3, 8)), jnp.asarray(normal(4, 2, 3, 8, seed=1))
+    spoilt = x.at[0, 1, 2].set(jnp.nan).at[1, 0, 0].set(-jnp.inf)
+    terms = {
+        "squares": ("sum", x**2),
+        "size": ("max", jnp.abs(x)),
+        "of streams": ("sum", y),
+        "count": ("sum", (x > 0).astype(jnp.int32)),
+        "half": ("max", jnp.abs(x).astype(jnp.bfloat16)),
+        "spoilt": ("sum", spoilt),
+        "spoilt size": ("max", jnp.abs(spoilt)),
+    }
+    arrays = {name: array for name, (_, array) in terms.items()}
+    found = inside(lambda arrays: geometry.over_width({name: (terms[name][0], x) for name, x in arrays.items()}))(
+        arrays
+    )
+    assert set(found) == set(terms)
+    for name, (kind, array) in terms.items():
+        want = getattr(np, kind)(np.asarray(array, np.float64 if name != "count" else np.int32), axis=-1)
+        assert found[name].dtype == (jnp.int32 if name == "count" else jnp.float32)
+        np.testing.assert_allclose(np.asarray(found[name], np.float64), want, rtol=1e-5, err_msg=name)
+    assert np.isnan(found["spoilt size"]).sum() == np.isinf(found["spoilt size"]).sum() == 1

@@ -235,6 +235,9 @@ SERIES: dict[Callable, tuple[Callable, tuple[Any, ...]]] = {
 
 MODULES = (geometry, spectra, attention, arithmetic, series)
 NO_METRICS = {
+    "over_width": "what lengths and largest values come from",
+    "mean_cosine": "of directions, what the token cosine comes from",
+    "traceless": "which elements are swallowed",
     "gram": "what all ranks are worked out from",
     "prepared": "what Gram matrices are worked out from",
     "product": "a product",

@@ -14,7 +14,7 @@ from flax import nnx
 from kit import KINDS, TOKENS, fast, functional, largest_difference, make, perturbed, relative, stack, variables
 from resjax.block import Layer
 from resjax.branches import MLP, Attention
-from resjax.health import probes
+from resjax.health import metrics, probes
 from resjax.models.lm import LM, loss
 from resjax.residual import CATALOGUE, Blocks, Context, Flow, Knob, Where
 from resjax.stack import Stack
@@ -149,7 +149,7 @@ def test_growth_of_a_token_from_ratio_and_cosine():
 )
 def test_token_cosine_of_known_tokens(tokens, want, error):
     """M1, X50."""
-    assert float(probes.token_cosine(jnp.asarray(tokens, jnp.float32))) == pytest.approx(want, abs=error)
+    assert float(metrics.token_cosine(jnp.asarray(tokens, jnp.float32))) == pytest.approx(want, abs=error)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -159,9 +159,9 @@ def test_swallowed_counts_what_the_add_loses(dtype):
     update = jnp.asarray(normal(4, 4000, seed=1) * 0.003, dtype).at[:, ::4].set(0)
     want = np.asarray(total_of(kept, update)) == np.asarray(kept)
     want = want[np.asarray(update) != 0].mean()
-    assert float(jax.jit(probes.swallowed)(update, kept)) == pytest.approx(want, abs=1e-7)
+    assert float(jax.jit(metrics.swallowed)(update, kept)) == pytest.approx(want, abs=1e-7)
     assert want == (0.0 if dtype == jnp.float32 else pytest.approx(want)) and (want > 0.01 or dtype == jnp.float32)
-    assert np.isnan(probes.swallowed(jnp.zeros_like(update), kept)), "nothing to lose is not nothing lost"
+    assert np.isnan(metrics.swallowed(jnp.zeros_like(update), kept)), "nothing to lose is not nothing lost"
 
 
 def total_of(kept: jax.Array, update: jax.Array) -> np.ndarray:

@@ -122,9 +122,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, at: At = unchanged) -> jax.
         return _attend_block(q, k, v, 0, length, at, look)
     count = max(1, min(QUERY_BLOCKS, length // SMALLEST_BLOCK))
     bounds = list(pairwise([length * i // count for i in range(count + 1)]))
-    if (
-        look is not None
-    ):  # who looks works them out once more, in the steps that measure, so that other steps keep nothing for it
+    if look is not None:  # they are worked out once more, in the steps that measure, so that others keep nothing for it
         look("scores", lambda q, k: [shown(scores_of(q, k, *block), *block) for block in bounds], q, k)
     return jnp.concatenate([_attend_block(q, k, v, *block) for block in bounds], axis=2)
 

@@ -81,11 +81,17 @@ def swallowed(
     update: jax.Array, kept: jax.Array, after: jax.Array | None = None, mask: jax.Array | None = None
 ) -> jax.Array:
     """Share of the non-zero elements of the update that the add, rounded as the stream is, leaves no trace of."""
+    stayed, moved = traceless(update, kept, after)
+    if mask is not None:
+        stayed, moved = stayed & mask[..., None], moved & mask[..., None]
+    return jnp.sum(stayed) / jnp.sum(moved)
+
+
+def traceless(update: jax.Array, kept: jax.Array, after: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """Of which elements of the update the add leaves no trace, and which are not 0; see :func:`swallowed`."""
     total = added(update, kept) if after is None else exact(after)
     moved = update != 0
-    if mask is not None:
-        moved &= mask[..., None]
-    return jnp.sum((total == exact(kept)) & moved) / jnp.sum(moved)
+    return (total == exact(kept)) & moved, moved
 
 
 def rounding_error(update: jax.Array, kept: jax.Array, after: jax.Array) -> jax.Array:

@@ -10,9 +10,17 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 
-from resjax.health.arithmetic import added, precision_figures, swallowed
+from resjax.health.arithmetic import added, precision_figures, traceless
 from resjax.health.attention import merged_figures
-from resjax.health.geometry import cosine, growth, ratio, ratio_frobenius, residual_norm, squares, token_cosine
+from resjax.health.geometry import (
+    growth,
+    mean_cosine,
+    over_width,
+    ratio_frobenius,
+    residual_norm,
+    token_cosine,
+    token_mean,
+)
 from resjax.health.record import FORWARD_PROBES, MORE_PROBES
 from resjax.health.spectra import ranks_of_forms, residual_form
 from resjax.residual import Context, Flow, Observer
@@ -27,36 +35,49 @@ FORM, ATTAINABLE = "rank_form", "rank_attainable"  # what ranks are worked out f
 def measure(flow: Flow) -> Probes:
     """All forward probes of one site, float32 scalars; NaN where the scheme has no such thing (no update, nothing to compare
     it with, no add that could swallow it)."""
-    update, kept, beside, after = flow.update, flow.kept, flow.beside, flow.after
-    stream_max = jnp.max(jnp.abs(exact(after)))  # NaN or infinite where an element is
-    probes = dict.fromkeys(FORWARD_PROBES, jnp.float32(jnp.nan)) | {
-        "stream_rms": rms_of_tokens(after),
-        "token_cosine": token_cosine(after),
-        "stream_max": stream_max,
-        "finite": jnp.isfinite(stream_max),
+    update, kept, beside, after = flow.update, flow.kept, flow.beside, exact(flow.after)
+    terms: dict[str, tuple[str, jax.Array]] = {
+        "after": ("sum", jnp.square(after)),
+        "stream_max": ("max", jnp.abs(after)),
     }
     if update is not None:
-        update_max = jnp.max(jnp.abs(exact(update)))
-        probes |= {
-            "update_rms": rms_of_tokens(update),
-            "update_max": update_max,
-            "finite": probes["finite"] & jnp.isfinite(update_max),
-        }
+        moves = exact(update)
+        terms |= {"update": ("sum", jnp.square(moves)), "update_max": ("max", jnp.abs(moves))}
         if beside is not None:
-            probes |= {"update_ratio": ratio(update, beside), "update_cosine": cosine(update, beside)}
+            base = exact(beside)
+            terms |= {"beside": ("sum", jnp.square(base)), "along": ("sum", moves * base)}
         if kept is not None:
-            probes |= {"swallowed": swallowed(update, *(flow.stored or (kept,)))}
+            stayed, moved = traceless(update, *(flow.stored or (kept,)))
+            terms |= {"stayed": ("sum", stayed.astype(jnp.int32)), "moved": ("sum", moved.astype(jnp.int32))}
+    of = over_width(terms)
+    length = {name: jnp.sqrt(of[name]) for name in ("after", "update", "beside") if name in of}
+    # NaN or infinite where an element is
+    largest = {name: jnp.max(of[name]) for name in ("stream_max", "update_max") if name in of}
+    unit = (after / length["after"][..., None]).reshape(after.shape[0], -1, after.shape[-1])
+    probes: Probes = dict.fromkeys(FORWARD_PROBES, jnp.float32(jnp.nan)) | largest
+    probes["stream_rms"] = rms_of_tokens(of["after"], after)
+    probes["token_cosine"] = mean_cosine(unit)
+    probes["finite"] = jnp.all(jnp.isfinite(jnp.stack(list(largest.values()))))
+    if update is not None:
+        probes["update_rms"] = rms_of_tokens(of["update"], update)
+    if "beside" in of:
+        probes["update_ratio"] = token_mean(length["update"] / length["beside"])
+        probes["update_cosine"] = token_mean(of["along"] / (length["update"] * length["beside"]))
+    if "moved" in of:
+        probes["swallowed"] = jnp.sum(of["stayed"]) / jnp.sum(of["moved"])
     return narrowed(probes)
 
 
-def rms_of_tokens(x: jax.Array) -> jax.Array:
-    """RMS over everything, from the lengths of tokens: those are needed anyway, and each pass over a stream costs as much."""
-    return jnp.sqrt(jnp.mean(squares(x)) / x.shape[-1])
+def rms_of_tokens(squares: jax.Array, x: jax.Array) -> jax.Array:
+    """RMS over everything, from the sums of squares of the tokens of ``x``."""
+    return jnp.sqrt(jnp.mean(squares) / x.shape[-1])
 
 
 def measure_block(before: jax.Array, after: jax.Array) -> Probes:
     """The probes of a whole block: token mean of |after - before| / |before|."""
-    return {"update_ratio_block": jnp.asarray(ratio(exact(after) - exact(before), before), jnp.float32)}
+    before, after = exact(before), exact(after)
+    of = over_width({"update": ("sum", jnp.square(after - before)), "before": ("sum", jnp.square(before))})
+    return narrowed({"update_ratio_block": token_mean(jnp.sqrt(of["update"]) / jnp.sqrt(of["before"]))})
 
 
 def measure_tokens(flow: Flow) -> Probes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +36,7 @@ class Recipe:
       forward, backward: whether there are the probes of these groups.
       more: which other groups of probes there are; see :data:`resjax.health.record.MORE_PROBES`.
       project: by weight role, the axis along which matrices are held to norm 1.
-      moved: also measure which share of the parameters a step changes; costs a copy of them, and is 1 or nearly so in float32.
+      moved: also measure which share of the parameters a step changes: 1 or nearly so in float32.
     """
 
     accumulate: int = 1
@@ -84,22 +83,30 @@ def make_step(
         on = on & ~state.halted if alone else on
         value, norm, grads, probes = gradient(state, batch, on)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        if is_on(recipe.clip):
-            factor = clip_scale(norm, recipe.clip)
-            grads = jax.tree.map(lambda g: g * factor, grads)
         applied = finite & ~state.halted
 
         def update(grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
+            if is_on(recipe.clip):
+                factor = clip_scale(norm, recipe.clip)
+                grads = jax.tree.map(lambda g: g * factor, grads)
             updates, opt_state = optimizer.update(grads, at_step(opt_state, state.step), params)
             return project(apply_updates(params, updates), recipe.project), opt_state
 
-        # a branch, not a select of every leaf: that would hold old and new state side by side
-        keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731
-        params, opt_state = jax.lax.cond(applied, update, keep, grads, state.opt_state, state.params)
-        if recipe.moved:
-            probes |= {"moved": jax.lax.cond(on, share_moved, lambda *_: jnp.float32(0), params, state.params)}
-        if "optimizer" in recipe.more:
-            probes |= measured(Context(on=on), roles.changes, params, state.params)
+        def stepped(applied: jax.Array, grads: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
+            # a branch, not a select of every leaf: that would hold old and new state side by side
+            keep = lambda _, opt_state, params: (params, opt_state)  # noqa: E731
+            return jax.lax.cond(applied, update, keep, grads, opt_state, params)
+
+        of_slices = probes.pop(SQUARES, jnp.float32(jnp.nan))
+
+        def watched(grads: nnx.State, opt_state: Any, params: nnx.State) -> dict[str, jax.Array]:
+            new, _ = stepped(applied, grads, opt_state, params)  # once more, so that the step itself can write in place
+            return parameter_probes(recipe, of_slices, grads, params, new)
+
+        before = (grads, state.opt_state, state.params)
+        found = measured(Context(on=on), watched, *before)
+        probes |= found
+        params, opt_state = stepped(once(applied, found), *before)
         scaler, overflow_is_normal = _rescaled(state.loss_scale, finite, recipe)
         halted = state.halted | (~finite & ~overflow_is_normal & recipe.stop)
         skipped = jnp.where(finite, 0, state.skipped + jnp.where(overflow_is_normal, 0, 1))
@@ -183,23 +190,11 @@ def make_gradient(graphdef: nnx.GraphDef, recipe: Recipe, knobs: Mapping[str, ja
                 "embed_grad": jnp.sqrt(squares["embed"]) * inverse,
                 "param_grad_block": jax.lax.cond(on, block_norms, lambda _: jnp.zeros(stack.depth, jnp.float32), grads),
             }
-        if recipe.more & {"roles", "optimizer"}:
-            of_slices = probes.pop(SQUARES, jnp.float32(jnp.nan)) * inverse**2
-            probes |= measured(Context(on=on), partial(role_probes, recipe), grads, state.params, of_slices)
+        if SQUARES in probes:
+            probes[SQUARES] *= inverse**2
         return value, norm, grads, probes
 
     return scaled_gradient
-
-
-def role_probes(recipe: Recipe, grads: nnx.State, params: nnx.State, of_slices: jax.Array) -> dict[str, jax.Array]:
-    """What is measured of the gradient by block and role; ``of_slices`` are the mean squared norms of slices."""
-    squares = roles.squares(grads)
-    probes: dict[str, jax.Array] = {}
-    if "roles" in recipe.more:
-        probes |= {"role_grad": jnp.sqrt(squares), "role_rms": roles.sizes(params)}
-    if "optimizer" in recipe.more:
-        probes |= {"role_signal": roles.signal(of_slices, squares, recipe.accumulate)}
-    return probes
 
 
 def accumulated(
@@ -248,6 +243,33 @@ def block_norms(grads: nnx.State) -> jax.Array:
 
     runs = grads["stack"]["runs"]
     return jnp.sqrt(jnp.concatenate([sum(map(squares, jax.tree.leaves(runs[i]))) for i in sorted(runs)]))
+
+
+def once(flag: jax.Array, found: Mapping[str, jax.Array]) -> jax.Array:
+    """``flag``, once ``found`` is worked out.
+
+    XLA orders by what reads what: a conditional that reads the parameters, and one that could write to them in place but does not
+    wait for the first, cost a copy of the parameters in every step.
+    """
+    for values in found.values():
+        flag &= jnp.all(jnp.isnan(values) | (values >= -jnp.inf))  # whatever they are
+    return flag
+
+
+def parameter_probes(
+    recipe: Recipe, of_slices: jax.Array, grads: nnx.State, params: nnx.State, new: nnx.State
+) -> dict[str, jax.Array]:
+    """What is measured of the gradient by block and role, and of the parameters before and after a step.
+
+    ``of_slices``: the mean squared norms of the gradients of slices, (block, role); NaN without slices.
+    """
+    probes: dict[str, jax.Array] = {}
+    if "roles" in recipe.more:
+        probes |= {"role_grad": jnp.sqrt(roles.squares(grads)), "role_rms": roles.sizes(params)}
+    if "optimizer" in recipe.more:
+        probes |= {"role_signal": roles.signal(of_slices, roles.squares(grads), recipe.accumulate)}
+        probes |= roles.changes(new, params)
+    return probes | ({"moved": share_moved(new, params)} if recipe.moved else {})
 
 
 def share_moved(new: nnx.State, old: nnx.State) -> jax.Array:
