@@ -6,8 +6,7 @@
 
 Each is a run of 300 steps on the Markov text or on Python's own source, half a minute or so on one core, that ends `trained` (or, on
 source text, below the bigram baseline). benchmarks/results/healthy/NAME.json keeps its fields, losses, probes to three digits, the
-start of its scheme under the ordinary init, and of the studies on its last state what the doctor's findings read. Files that were kept
-before there were so many hold of the studies the angle of late layers alone, and no ranks.
+start of its scheme under the ordinary init, and of the studies on its last state what the doctor's findings read.
 """
 
 import argparse
