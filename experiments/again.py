@@ -152,7 +152,9 @@ def unlike(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if (apart := distance(before, after)) <= MEASURED:
-            told.append(f"{name} differs by {apart:.2g} of itself")
+            told.append(
+                f"{name} differs by {apart:.2g} of itself" if apart else f"{name} is next to nothing, then as now"
+            )
         else:
             told.append(f"{OTHER} {name}: it was {_short(before)}, and is now {_short(after)}")
     return told

@@ -18,7 +18,7 @@ from resjax.health.diagnosis.page import page
 from resjax.health.diagnosis.panels import Line, Panel, Range, drawn, tick_text
 from resjax.health.diagnosis.remedies import KINDS, advised
 from resjax.health.diagnosis.told import lines
-from resjax.health.reading import at_end, at_start
+from resjax.health.reading import at_end, at_start, end_named
 from resjax.health.record import HealthRecord
 from resjax.health.series import spike_steps
 
@@ -60,6 +60,18 @@ def kinds(case_):
 def only(case_):
     (found,) = diagnose(case_).findings
     return found
+
+
+@pytest.mark.parametrize("rows, end", [(1, 0), (2, 1), (3, 1.5), (5, 2.5), (6, 3), (20, 17)])
+def test_the_end_is_the_median_of_the_last_rows_without_the_first(rows, end):
+    """A value that counts the rows from 0: of a short record the start is no part of the end."""
+    steps = np.arange(rows) + 1
+    values = np.arange(rows, dtype=np.float32)[:, None, None] * np.ones((3, 2), np.float32)
+    assert (at_end(values) == end).all() and (at_start(values) == 0).all()
+    first, last = max(1, rows - 5) + 1, rows
+    assert end_named(steps) == (f"median of steps {first} to {last}" if last > first else f"step {last}")
+    gap = np.concatenate([np.full_like(values, np.nan), values, np.full_like(values, np.nan)])
+    assert (at_end(gap) == end).all(), "rows without a value do not count"
 
 
 def test_nothing_is_found_where_nothing_is_wrong(arrays):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from resjax.health.reading import LAST_ROWS, Finding, end_of, last_blocks, measured, ranges, said, since
+from resjax.health.reading import Finding, end_of, last_blocks, last_rows, measured, ranges, said, since
 from resjax.health.record import HealthRecord
 from resjax.health.series import ENOUGH, last_loss
 
@@ -39,7 +39,7 @@ def token_collapse(record: HealthRecord, state: Mapping[str, Any], step: int, ap
         return []
     first, lowest, rows = found
     steps = record.steps if "token_cosine" in record else [step]
-    end = float(np.median(lowest[rows[-LAST_ROWS:]]))
+    end = float(np.median(lowest[last_rows(rows)]))
     began = _last_stretch(rows, lowest[rows] > COLLAPSED_COSINE)
     about = _about_the_mean(record, state)
     evidence = f"mean cosine between different tokens at least {end:.3f} at the end, above {COLLAPSED_COSINE:g}; " + (
@@ -138,7 +138,7 @@ def _parallel(record: HealthRecord, state: Mapping[str, Any]) -> tuple[int, np.n
     here = rows[:, first:].reshape(len(rows), -1)
     lowest = np.where(np.isnan(here), np.inf, here).min(axis=1)  # inf where nothing was measured
     there = np.flatnonzero(np.isfinite(lowest))
-    if not len(there) or not np.median(lowest[there[-LAST_ROWS:]]) > COLLAPSED_COSINE:
+    if not len(there) or not np.median(lowest[last_rows(there)]) > COLLAPSED_COSINE:
         return None
     return first, lowest, there
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from resjax.health.record import HealthRecord
 
-# "At the end" is the median of this many last rows: one odd batch is no finding.
+# "At the end" is the median of this many last rows, the first one apart, which is the start: one odd batch is no finding.
 LAST_ROWS = 5
 # "The last blocks": where what reaches the head is decided. Blocks before may pass through odd values and recover.
 LAST_BLOCKS = 0.1
@@ -21,14 +21,25 @@ Finding = dict[str, Any]
 # ---- rows
 
 
+def last_rows(rows: np.ndarray) -> np.ndarray:
+    """Of rows, those that are the end."""
+    return rows[-LAST_ROWS:] if len(rows) > LAST_ROWS else rows[1:] if len(rows) > 1 else rows
+
+
 def at_end(values: np.ndarray) -> np.ndarray:
-    """Median over the last ``LAST_ROWS`` rows that have any value, finite ones only; NaN where there are none."""
-    return _over_rows(values, lambda rows: rows[-LAST_ROWS:])
+    """Median over the last rows that have any value, finite ones only; NaN where there are none. See ``LAST_ROWS``."""
+    return _over_rows(values, last_rows)
 
 
 def at_start(values: np.ndarray) -> np.ndarray:
     """The first row that has any value."""
     return _over_rows(values, lambda rows: rows[:1])
+
+
+def end_named(steps: np.ndarray) -> str:
+    """Of which of the recorded steps :func:`at_end` is the median."""
+    last = last_rows(steps)
+    return f"median of steps {last[0]} to {last[-1]}" if len(last) > 1 else f"step {last[0]}"
 
 
 def _over_rows(values: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from resjax.health import findings
 from resjax.health.collapse import COLLAPSED_COSINE
-from resjax.health.reading import LAST_ROWS, at_end, at_start
+from resjax.health.reading import at_end, at_start, end_named
 from resjax.health.record import HealthRecord
 
 ROWS = 16  # deeper models are shown as the first block, the last, and ranges of equal length between
@@ -244,9 +244,7 @@ def _title(record: HealthRecord, scheme: str) -> str:
 
 
 def _legend(record: HealthRecord, spread: bool, hidden: int, marks: bool) -> str:
-    last = record.steps[-LAST_ROWS:]
-    end = f"end: median of steps {last[0]} to {last[-1]}" if len(last) > 1 else f"end: step {last[0]}"
-    text = f"start: step {record.steps[0]}; {end}; columns without a start show the end"
+    text = f"start: step {record.steps[0]}; end: {end_named(record.steps)}; columns without a start show the end"
     shown = "smallest..largest" if spread else "the median"
     text += f"; rows of several sites show {shown}" + ("; !: a finding speaks of a site here" if marks else "")
     return text + (f"; a wider terminal shows {hidden} more column{'s' * (hidden > 1)}" if hidden else "")

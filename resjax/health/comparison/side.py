@@ -11,7 +11,7 @@ import numpy as np
 
 from resjax.health.diagnosis.case import Case
 from resjax.health.findings import examine, section
-from resjax.health.reading import LAST_ROWS, at_end
+from resjax.health.reading import at_end, last_rows
 from resjax.health.report import BASELINES, unquoted
 from resjax.health.series import in_whole_run, spacing, spike_episodes, spike_score, steps_to_target
 
@@ -119,7 +119,7 @@ class Side:
 
     def measured_steps(self) -> list[int]:
         """First and last of the recorded steps that the profiles are the median of; empty where none was recorded."""
-        steps = self.case.record.steps[-LAST_ROWS:]
+        steps = last_rows(self.case.record.steps)
         return [int(steps[0]), int(steps[-1])] if len(steps) else []
 
     def last(self, key: str, logged: str) -> float | None:

@@ -10,7 +10,7 @@ from resjax.health.diagnosis.case import Case
 from resjax.health.diagnosis.panels import BLOCK, SHARE, Line, Panel, Range, told
 from resjax.health.diagnosis.starts import start_band
 from resjax.health.figure import Figure, along
-from resjax.health.reading import at_end, at_start
+from resjax.health.reading import at_end, at_start, end_named
 
 RATIO_CLAIMED = ("update_ratio", "update_ratio_block")
 RUNS = (("q0", "first"), ("q2", "second"))  # how a run's line and its range look where there are two
@@ -49,7 +49,7 @@ def run_probe(case: Case, probe: str) -> RunProbe | None:
         values = record[probe]
         if np.isfinite(values).any() and values.ndim > 1:
             names = record.axis_names(probe, values.shape[-1]) if values.ndim == 3 else ()
-            steps = f"step {record.steps[0]}", f"at the end (step {record.steps[-1]})"
+            steps = f"step {record.steps[0]}", f"at the end ({end_named(record.steps)})"
             return RunProbe(at_start(values), at_end(values), names, *steps)
     found = np.asarray(case.studies.get("probes", {}).get(probe, np.nan), np.float64)
     if not found.ndim or not np.isfinite(found).any():
